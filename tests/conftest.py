@@ -18,6 +18,7 @@ from torch._dynamo.utils import CleanupManager  # checked with torch 2.11 and 2.
 
 from pygraph.calls import comparing
 from pygraph.process import extension
+from pygraph.tracing import specialization
 from tests import extent, leftovers, steady
 from tests.memory import free_objects
 from tests.pairwise import cover
@@ -266,3 +267,17 @@ def sizes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
         from pygraph.runtime import host_copies
 
         monkeypatch.setattr(host_copies, "LARGE", request.param)
+
+
+@pytest.fixture
+def traces(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The classes of the functions that are traced from now on, in order."""
+    found: list[str] = []
+    record = specialization.record
+
+    def noted(*args: Any) -> Any:
+        found.append(type(args[0]).__name__)
+        return record(*args)
+
+    monkeypatch.setattr(specialization, "record", noted)
+    return found

@@ -17,7 +17,6 @@ import pygraph
 from pygraph.calls import limits
 from pygraph.calls.expected_paths import ExpectedPaths
 from pygraph.errors import FallbackError, TraceError, UndecidedError
-from pygraph.tracing import specialization
 from tests.steps import assert_same, scaled_step_of
 
 pytestmark = pytest.mark.rotates
@@ -571,13 +570,8 @@ def test_static_arguments_stay_static(device: torch.device) -> None:
 
 
 @pytest.mark.rotates
-def test_an_optimizer_whose_state_grows_is_soon_as_fast_as_in_eager(
-    device: torch.device, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_optimizer_whose_state_grows_is_soon_as_fast_as_in_eager(device: torch.device, traces: list[str]) -> None:
     """L-BFGS keeps lists, which no trace may change; each call finds another state."""
-    traces: list[int] = []
-    record = specialization.record
-    monkeypatch.setattr(specialization, "record", lambda *args: (traces.append(1), record(*args))[1])
     found: list[Any] = []
     for jitted in (True, False):
         torch.manual_seed(0)

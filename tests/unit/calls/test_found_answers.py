@@ -16,22 +16,10 @@ from pygraph.calls.function import Call
 from pygraph.calls.keys import flatten_call
 from pygraph.errors import TraceError
 from pygraph.ir.paths import ANSWERS
-from pygraph.tracing import specialization
 from pygraph.tracing.decisions import UNKNOWN_PATH, OtherPathError
 from tests.steps import assert_same
 
 pytestmark = pytest.mark.rotates
-
-
-@pytest.fixture
-def traces(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The classes of the functions that are traced, in order."""
-    found: list[str] = []
-    record = specialization.record
-    monkeypatch.setattr(
-        specialization, "record", lambda *args: (found.append(type(args[0]).__name__), record(*args))[1]
-    )
-    return found
 
 
 def by_outcome(x: Tensor) -> Tensor:

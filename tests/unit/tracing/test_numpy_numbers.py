@@ -12,7 +12,6 @@ import pytest
 import torch
 
 import pygraph
-from pygraph.tracing import specialization
 
 KINDS = (int, float, np.float32, np.float64, np.int64)
 
@@ -75,14 +74,9 @@ SCHEDULES: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("is_kept", [False, True])
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_a_schedule_of_many_steps_is_asked_for_at_once(
-    device: torch.device, monkeypatch: pytest.MonkeyPatch, name: str, is_kept: bool
+    device: torch.device, traces: list[str], name: str, is_kept: bool
 ) -> None:
     schedule = SCHEDULES[name]
-    traces: list[str] = []
-    record = specialization.record
-    monkeypatch.setattr(
-        specialization, "record", lambda *args: (traces.append(type(args[0]).__name__), record(*args))[1]
-    )
 
     class Agent:
         rate: Any = 1.0

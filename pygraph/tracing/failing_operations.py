@@ -80,6 +80,8 @@ def ask_behind(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], tracer
     """
     if not getattr(tracer, _NOTES, False) or not isinstance(func, torch._ops.OpOverload):  # pyright: ignore
         return
+    if not fails(func, kwargs, on_host=True) and not fails(func, kwargs, on_host=False):
+        return
     tensors = [one for one in pytree.tree_leaves((args, kwargs)) if isinstance(one, torch.Tensor)]
     if fails(func, kwargs, on_host=bool(tensors) and tensors[0].is_cpu):
         tracer.create_proxy("call_function", ask(), (True, True, NO_QUESTION), {})

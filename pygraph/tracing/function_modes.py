@@ -33,7 +33,7 @@ class MetaDeviceUses(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        self.asked = any(_is_meta(value) for value in (*args, *kwargs.values()))
+        self.asked = any(map(_is_meta, args)) or any(map(_is_meta, kwargs.values()))
         try:
             return func(*args, **kwargs)
         finally:
@@ -42,6 +42,8 @@ class MetaDeviceUses(TorchFunctionMode):
 
 def _is_meta(value: Any) -> bool:
     """Whether a value is the device ``meta``, or a tensor there."""
+    if type(value) is FakeTensor:
+        return value.fake_device.type == "meta"  # `is_meta` would ask by an operation
     if isinstance(value, torch.Tensor):
         return value.is_meta
     return (isinstance(value, torch.device) and value.type == "meta") or (isinstance(value, str) and value == "meta")

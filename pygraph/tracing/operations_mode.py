@@ -98,6 +98,8 @@ class OperationsMode(TorchDispatchMode):
         return True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is _DEVICE and type(args[0]) is FakeTensor and not args[0].fake_mode.in_kernel_invocation:
+            return args[0].fake_device  # two of three calls: autograd asks the tensors of each operation
         tracing = proxy_tensor.get_proxy_mode()
         if tracing is None:
             return func(*args, **(kwargs or {}))
@@ -114,7 +116,7 @@ class OperationsMode(TorchDispatchMode):
             traceable = functools.partial(
                 self._traceable, self._aliases.setdefault(tracing.tracer, {}) if stays else {}
             )
-            args, kwargs = pytree.tree_map_only(torch.Tensor, traceable, (args, kwargs or {}))
+            args, kwargs = _with_tensors(traceable, args), _with_tensors(traceable, kwargs or {})
         device = (kwargs or {}).get("device")
         if isinstance(device, torch.device) and device == _CUDA:
             # The current device is part of the cache key, but not of what torch's cache of fakes goes by.
@@ -221,6 +223,18 @@ class OperationsMode(TorchDispatchMode):
         return check_write(func, args, kwargs)
 
 
+def _with_tensors(change: Callable[[torch.Tensor], torch.Tensor], tree: Any) -> Any:
+    """Arguments with their tensors changed; most operations have no others than fakes."""
+    if all(map(_stays, tree.values() if isinstance(tree, dict) else tree)):
+        return tree
+    return pytree.tree_map_only(torch.Tensor, change, tree)
+
+
+def _stays(value: Any) -> bool:
+    """Whether an argument is no tensor but a fake, nor a list with one."""
+    return type(value) in _STAYING or (type(value) in (list, tuple) and all(type(one) in _STAYING for one in value))
+
+
 @contextlib.contextmanager
 def _without_warning(tensor: torch.Tensor) -> Generator[None, None, None]:
     """Let a tensor be described, for which torch reads the gradient, without a warning that it is none of a leaf.
@@ -245,6 +259,10 @@ def _is_first_gradient(frame: Any) -> bool:
 
 
 _CUDA = torch.device("cuda")
+_DEVICE = torch.ops.prim.device.default
+
+# Types of arguments in which `_traceable` has nothing to change.
+_STAYING = frozenset({FakeTensor, int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout})
 
 _OF_DATA = frozenset({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape})
 

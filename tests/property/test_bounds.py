@@ -88,7 +88,7 @@ def functions(draw: st.DrawFn) -> str:
 
 
 def arguments(seed: int, shift: float, device: torch.device) -> tuple[torch.Tensor, ...]:
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         x, k, w = torch.randn(6, 4) + shift, torch.randint(0, 9, (6,)), torch.randn(4, 4) / 2
     return tuple(one.to(device) for one in (x, k, w))

@@ -27,7 +27,7 @@ class Decoder:
     """A model and a cache; a step is one more token."""
 
     def __init__(self, config: Any, device: torch.device) -> None:
-        with torch.random.fork_rng():
+        with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             self.model = transformers.LlamaForCausalLM(config).eval()
         self.model.to(device)

@@ -321,7 +321,7 @@ def _seed(x: torch.Tensor) -> torch.Tensor:
 
 
 def _seed_for_a_while(x: torch.Tensor) -> torch.Tensor:
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return x + torch.rand(2)
 

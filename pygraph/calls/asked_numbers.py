@@ -25,13 +25,7 @@ from pygraph.guards.opened import is_of_opened
 from pygraph.ir.paths import argument_path, flatten_with_path
 from pygraph.tracing.live_numbers import Live
 from pygraph.tracing.number_conditions import NAMES, NO_OUTCOME
-from pygraph.tracing.number_uses import NAME, NumberTaker, NumberUse
-
-_NO_NUMBER = "no outcome"
-"""The outcome of a comparison that cannot be made, and of one where neither it nor its opposite holds, as of NaN.
-
-Where a comparison cannot be made, the function raises the error, if it comes to it.
-"""
+from pygraph.tracing.number_uses import NAME, NO_NUMBER, NumberTaker, NumberUse
 
 
 class Leaves(NamedTuple):
@@ -264,7 +258,7 @@ def _computer_of(uses: Sequence[NumberUse], reads: Sequence[str | None]) -> _Com
         uses: What the function asks for.
         reads: What reads each leaf of the arguments.
     """
-    names: dict[str, Any] = {**NAMES, "errors": NO_OUTCOME, "no_number": _NO_NUMBER}
+    names: dict[str, Any] = {**NAMES, "errors": NO_OUTCOME, "no_number": NO_NUMBER}
     leaves = sorted(frozenset[int]().union(*(use.leaves() for use in uses)))
     lines = [
         "def compute(args, kwargs):",

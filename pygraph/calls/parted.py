@@ -38,6 +38,7 @@ from pygraph.calls.cuts import (
 from pygraph.calls.engine import Engine
 from pygraph.calls.inner_modules import Inner, WithModules
 from pygraph.calls.policy import Policy
+from pygraph.guards.walk import code_names
 from pygraph.guards.walk.functions import PART_OF
 from pygraph.tracing.computing_lines import ComputingLines, computing_lines
 from pygraph.tracing.function_parts import Body, CutError, Part, calls_forward_alone, plain_function
@@ -240,7 +241,8 @@ class PartedCalls:
             made = part.function(taken, outline.statements, run, self._pick)
         else:
             made = part.function(taken)
-        setattr(made, PART_OF, self._plain)
+        if self._own is not None and not code_names.asks_of(self._code, self._own, self._plain.__name__):
+            setattr(made, PART_OF, self._plain)  # else parts may call the whole again
         bound = made if self._own is None else types.MethodType(made, self._instance)
         if not computes:
             return WithModules(bound, self._function.modules)

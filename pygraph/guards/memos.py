@@ -16,6 +16,8 @@ import gc
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from pygraph.guards.storage import delete_keys, holds_symbol
+
 Memo = type(functools.lru_cache(lambda: None))
 """The class of functions with a cache."""
 
@@ -32,6 +34,12 @@ def cache_of(memo: Any) -> dict[Any, Any] | None:
     if memo.cache_info().maxsize is not None:
         found = [d for d in found if all(type(link).__name__ == _LINK for link in d.values())]
     return found[-1] if found else None  # results come first, and may be dicts as well
+
+
+def memo_of(cache: dict[Any, Any]) -> Any:
+    """The function whose cache a dict is; None if it is another dict."""
+    found = [one for one in gc.get_referrers(cache) if type(one) is Memo]
+    return next((memo for memo in found if cache_of(memo) is cache), None)
 
 
 def results_of(memo: Any) -> list[tuple[Any, Any, Any]]:
@@ -94,10 +102,12 @@ def _remove(memo: Any, entries: Sequence[tuple[Any, Any]]) -> bool:
     cache = cache_of(memo)
     if cache is None or not entries:
         return False
-    for key, link in entries:
-        if type(link).__name__ == _LINK and not _unlink(memo, cache, link):
-            return False
-        del cache[key]
+    wanted = {id(key) for key, _ in entries}
+    found = [(key, link) for key, link in cache.items() if id(key) in wanted or holds_symbol(key)]
+    links = [link for _, link in found if type(link).__name__ == _LINK]
+    if not all(_unlink(memo, cache, link) for link in links):  # the first one fails, or none
+        return False
+    delete_keys(cache, [key for key, _ in found])
     return True
 
 

@@ -12,7 +12,10 @@ from __future__ import annotations
 import collections
 import gc
 import types
+from collections.abc import Collection
 from typing import Any
+
+import torch
 
 _MISSING: Any = object()
 
@@ -67,6 +70,32 @@ def store_item(container: Any, key: Any, value: Any) -> None:
 def delete_item(container: Any, key: Any) -> None:
     """Remove a key from a dict, or an index from a list."""
     _kind(container).__delitem__(container, key)
+
+
+def delete_keys(container: dict[Any, Any], keys: Collection[Any]) -> None:
+    """Remove keys, and all others that hold a symbol of a trace: what that is equal to, nobody knows any more."""
+    kind, wanted = _kind(container), set(map(id, keys))
+    found = [key for key in kind.keys(container) if id(key) in wanted or holds_symbol(key)]
+    if not any(map(holds_symbol, found)) or kind is not dict:
+        for key in found:
+            kind.__delitem__(container, key)
+        return
+    rest, others = set(map(id, found)), list[tuple[Any, Any]]()
+    while rest:  # by identity, as no other way to remove a key is without a comparison
+        key, value = dict.popitem(container)
+        if id(key) in rest:
+            rest.discard(id(key))
+        else:
+            others.append((key, value))
+    for key, value in reversed(others):
+        dict.__setitem__(container, key, value)
+
+
+def holds_symbol(key: Any) -> bool:
+    """Whether a key is a symbol of a trace, or a tuple with one."""
+    if issubclass(type(key), tuple):
+        return any(map(holds_symbol, tuple.__iter__(key)))
+    return issubclass(type(key), (torch.SymInt, torch.SymFloat, torch.SymBool))
 
 
 def is_derived(container: Any) -> bool:

@@ -29,7 +29,7 @@ def comparisons(arguments: FakeArguments) -> list[Comparison]:
 
 
 def note_guards(arguments: FakeArguments, module: fx.GraphModule) -> None:
-    """Note the comparisons of live numbers that torch has made as one that the function has.
+    """Note the comparisons of live numbers that torch has made, and what operations rely on, as some of the function.
 
     Args:
         arguments: The arguments.
@@ -52,6 +52,7 @@ def note_guards(arguments: FakeArguments, module: fx.GraphModule) -> None:
         by_leaves.setdefault(leaves, []).append(text)
     for leaves, texts in by_leaves.items():
         uses.note_guard(" and ".join(sorted(texts)), leaves)
+    uses.join_relied_on()
 
 
 def needed_numbers(

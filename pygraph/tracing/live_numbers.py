@@ -97,7 +97,7 @@ class Live:
         source = self.source
         if source is None:
             return getattr(super(), f"__{name}__")()
-        value = function(source.value)
+        value = self.uses.result(f"{name}({source.text})", source.leaves, lambda: function(source.value))
         if source.is_passed and type(value) is not bool and value == source.value:
             self.known_value()
             return value

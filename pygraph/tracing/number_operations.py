@@ -48,6 +48,12 @@ _OF_BITS = {"and_": "&", "or_": "|", "xor": "^", "lshift": "<<", "rshift": ">>"}
 # Symbols compute these of floats by other formulas than Python.
 _INEXACT_OF_FLOATS = ("floordiv", "mod", "pow")
 
+# By operation, what is true of its second operand where it is no error, and gives an integer of integers.
+_WITHOUT_ERROR = {
+    **dict.fromkeys((operator.truediv, operator.floordiv, operator.mod), "({} != 0)"),
+    **dict.fromkeys((operator.pow, operator.lshift, operator.rshift), "({} >= 0)"),
+}
+
 _METHODS = ("is_integer", "as_integer_ratio", "bit_length", "bit_count")
 
 _ROUNDING = ("__round__", "__floor__", "__ceil__", "__trunc__")
@@ -56,7 +62,7 @@ _ROUNDING = ("__round__", "__floor__", "__ceil__", "__trunc__")
 def source_of(function: Callable[..., Any], form: str, operands: Sequence[Any]) -> tuple[Source, NumberUses] | None:
     """The numbers and operations that a result is made of; None if that cannot be told of all its operands.
 
-    An error that the operation raises is eager's.
+    An error that the operation raises is eager's, and so is what the function does if it catches that.
 
     Args:
         function: The operation.
@@ -79,7 +85,9 @@ def source_of(function: Callable[..., Any], form: str, operands: Sequence[Any]) 
         texts.append(text)
         values.append(value)
     text = form.format(*texts)
-    return None if uses is None or not is_short(text) else (Source(text, function(*values), leaves), uses)
+    if uses is None or not is_short(text):
+        return None
+    return Source(text, uses.result(text, leaves, lambda: function(*values)), leaves), uses
 
 
 def _is_traced(operand: Any) -> bool:
@@ -130,6 +138,9 @@ def _operator(kind: Any, name: str, form: str, function: Callable[..., Any], *, 
         found = source_of(function, form, operands)
         if found is not None and (is_shift or _is_of_host(found[0].value, is_inexact=is_inexact)):
             return _as_input(*found)
+        if found is not None and function in _WITHOUT_ERROR and _is_traced(operands[1]):
+            second = operands[1].source
+            found[1].rely_on(_WITHOUT_ERROR[function].format(second.text), second.leaves)
         result = None
         if not all(map(is_known_number, operands)):
             return getattr(of_torch, name)(self, *others)

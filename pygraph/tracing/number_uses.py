@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,12 @@ _LONGEST = 400
 
 NAME = re.compile(r"\bn(\d+)\b")
 """A number in a text."""
+
+NO_NUMBER = "no outcome"
+"""The outcome of a comparison that cannot be made, and of one where neither it nor its opposite holds, as of NaN.
+
+Where a comparison cannot be made, the function raises the error, if it comes to it.
+"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,6 +131,8 @@ class NumberUses:
         self.leaves: dict[Any, frozenset[int]] = {}
         self.of_symbols = frozenset[int]()
         self._decided: dict[str, Any] = {}
+        self._relied_on: dict[str, frozenset[int]] = {}
+        self._before_relying: tuple[tuple[str, Any], ...] = ()
         self._takers: list[NumberTaker] = []  # the inner ones first
 
     def take(self, taker: NumberTaker, known: Mapping[str, Any]) -> None:
@@ -159,6 +167,20 @@ class NumberUses:
             self._decided[text] = value
         return value
 
+    def result(self, text: str, leaves: frozenset[int], compute: Callable[[], Any]) -> Any:
+        """The result of an operation on numbers; that it raises an error is something by which the function decides.
+
+        Args:
+            text: The operation, in Python.
+            leaves: The leaves of the arguments that it is made of.
+            compute: Does it.
+        """
+        try:
+            return compute()
+        except (ArithmeticError, ValueError):
+            self.decide(f"({text} is None)", NO_NUMBER, leaves)
+            raise
+
     def derive(self, text: str, value: Any, leaves: frozenset[int]) -> Any:
         """A number that the function computes on the host: an input, or else its value, on which the trace depends."""
         if self.known is not None and text in self.known:
@@ -166,6 +188,19 @@ class NumberUses:
         if not any(use.text == text for use in self.missing):
             self.missing[NumberUse(text, True, tuple(self._decided.items()))] = leaves
         return value
+
+    def rely_on(self, text: str, leaves: frozenset[int]) -> None:
+        """Note what is true where a run can do an operation as the trace has done it, without an error."""
+        if text not in self._relied_on:
+            self._relied_on[text], self._before_relying = leaves, tuple(self._decided.items())
+
+    def join_relied_on(self) -> None:
+        """Have all that the trace relies on be one comparison, as there may be many such operations."""
+        text = " and ".join(self._relied_on)
+        if text and (self.known is None or text not in self.known):
+            self.missing[NumberUse(text, False, self._before_relying)] = frozenset[int]().union(
+                *self._relied_on.values()
+            )
 
     def note_guard(self, text: str, leaves: frozenset[int]) -> None:
         """Note the comparisons that torch has made, of the same numbers, unless they are an input."""

@@ -16,7 +16,7 @@ import torch
 
 from pygraph.guards import memos
 from pygraph.guards.attributes import attributes_of
-from pygraph.guards.storage import delete_item, stored_items
+from pygraph.guards.storage import delete_keys, holds_symbol, stored_items
 from pygraph.tracing.references import Reference, fields_of, owner_of
 
 
@@ -40,8 +40,10 @@ def _clear_in_dict(referrer: dict[Any, Any], referent: Any) -> bool:
         return True
     if owner is None and _is_standard_librarys(referrer):
         return False
-    for key in keys:
-        delete_item(referrer, key)
+    memo = memos.memo_of(referrer) if any(map(holds_symbol, keys)) else None
+    if memo is not None:
+        return all([memos.forget(memo, key) for key in keys])
+    delete_keys(referrer, keys)
     return True
 
 

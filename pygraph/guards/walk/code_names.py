@@ -5,6 +5,8 @@ Methods that the interpreter calls by itself (`__getitem__`, `__init__`) have no
 
 from __future__ import annotations
 
+import dis
+import itertools
 import opcode
 import operator
 import sys
@@ -85,6 +87,23 @@ def variables_of(code: types.CodeType) -> set[str]:
         if operation in _OF_VARIABLES:
             names.add(code.co_names[argument >> 1 if operation == _LOAD_GLOBAL else argument])
     return names.union(*map(variables_of, _functions_in(code)))
+
+
+def asks_of(code: types.CodeType, variable: str, name: str) -> bool:
+    """Whether code, or a function defined in it, asks for an attribute of what a variable holds.
+
+    >>> asks_of((lambda self: self.step() + other.run()).__code__, "self", "run")
+    False
+    >>> asks_of((lambda self: (lambda x: self.step(x))).__code__, "self", "step")
+    True
+    """
+    pairs = list(itertools.pairwise(dis.get_instructions(code)))
+    loads = [(one, other) for one, other in pairs if one.opname.startswith("LOAD_")]
+    others = {b.argval for a, b in loads if a.argval == variable and b.opname.startswith("STORE_")}
+    asks = {a.argval for a, b in loads if b.argval == name and b.opname in ("LOAD_ATTR", "LOAD_METHOD")}
+    return not asks.isdisjoint({variable, *others}) or any(
+        asks_of(inner, variable, name) for inner in _functions_in(code)
+    )
 
 
 def imported(names: Set[str], package: Any = None) -> dict[str, types.ModuleType]:

@@ -66,12 +66,15 @@ def whole_of(fn: Any) -> Any:
 def walk_function(walk: Walk, name: str, fn: types.FunctionType, depth: int) -> None:
     """Guard a function's code and walk all that it reads besides its arguments."""
     if fn is walk.whole:
+        walk.skipped = name, depth
         return
     if is_library(fn.__module__) and not getattr(fn, "__pygraph_user__", False):
         _walk_library_function(walk, name, fn, depth)
         return
     names = code_names.asked_for(fn.__code__)
     walk.code.names |= names
+    if PART_OF not in vars(fn):
+        walk.names_of_others |= names
     if code_names.has_class_patterns(fn.__code__):
         walk.code.names.add(code_names.ANY_ATTRIBUTE)
     walk.guards.code.add_function(fn)

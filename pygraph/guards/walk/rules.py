@@ -76,7 +76,7 @@ def walk_from(fn: Any, roots: Mapping[str, Any], *, hooks: bool = False) -> Walk
     walk.visit("", fn, 0)
     for name, root in roots.items():
         walk.visit(name, root, 0)
-    while not walk.is_at_end():
+    while not walk.is_at_end() or walk.takes_up_whole():
         while (found := walk.next()) is not None:
             _look_at(walk, *found)
         namespaces.look_up_names(walk)

@@ -44,6 +44,8 @@ class Walk:
         strongly: The ids of all that is found in other ways.
         whole: The function that the callable is a part of, without calling it: of all objects only the attributes count
             that code of the part has names for. None if it is no part.
+        skipped: The name and the depth at which that was found; None if it was not.
+        names_of_others: Names in the user's code that is not code of the part.
         unseen: The name of something that was not looked at, since there is too much that deep; None if all was.
         packaged: Whether the object that is being looked at belongs to an installed package.
         memory: How many bytes of NumPy arrays may still be compared.
@@ -63,6 +65,8 @@ class Walk:
         self.weakly: set[int] = set()
         self.strongly: set[int] = set()
         self.whole: Any = None
+        self.skipped: tuple[str, int] | None = None
+        self.names_of_others: set[str] = set()
         self.unseen: str | None = None
         self.packaged = False
         self.memory = MAX_BYTES_IN_ALL
@@ -80,6 +84,16 @@ class Walk:
         if issubclass(type(value), type):  # code that finds it may make objects of it, by whatever name
             self.code.callable_classes.update(map(id, value.__mro__))
         self._add(name, value, depth, weakly=weakly)
+
+    def takes_up_whole(self) -> bool:
+        """Have the function be looked at that the callable is a part of, if what the part calls may call that again."""
+        if self.skipped is None or self.whole is None or self.whole.__name__ not in self.names_of_others:
+            return False
+        (name, depth), whole = self.skipped, self.whole
+        self.whole = None
+        self.seen.discard(id(whole))
+        self.visit(name, whole, depth)
+        return True
 
     def visit_class_of(self, name: str, value: object, depth: int) -> None:
         """Have the class of an object looked at, which code may have no name for."""

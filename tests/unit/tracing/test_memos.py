@@ -387,3 +387,29 @@ def test_what_is_changed_of_what_is_remembered_is_changed_once(
         x = torch.full((3 + number % 2,), float(number), device=device)
         assert torch.equal(fast(x.clone()), eager(x)), number
         assert left() == expected(), number
+
+
+@pytest.mark.parametrize("maxsize", [None, 8])
+def test_a_key_that_the_device_decides(device: torch.device, maxsize: int | None) -> None:
+    """After a trace, nobody knows any more what such a key is equal to."""
+
+    @functools.lru_cache(maxsize)
+    def scale(size: int, *, is_large: bool) -> Tensor:
+        return torch.full((size,), 2.0 if is_large else 1.0, device=device)
+
+    @functools.lru_cache(maxsize)
+    def double(value: float) -> float:
+        return value * 2
+
+    def fn(x: Tensor) -> Tensor:
+        return x * scale(x.shape[0], is_large=x[0].item() > 0) * scale(x.shape[0], is_large=x[1].item() > 0)
+
+    def of_number(x: Tensor) -> Tensor:
+        return x * double(x[0].item())
+
+    for one in (fn, of_number):
+        fast = pygraph.jit(one)
+        for first in (1.0, -1.0, 2.0, -2.0, 1.0, 3.0, -1.0):
+            x = torch.tensor([first, 1.0, -first], device=device)
+            assert fast(x).tolist() == one(x).tolist()
+    assert_no_fake_left()

@@ -10,15 +10,21 @@ nothing is compiled any more, some calls run by graphs and some as they are, and
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
 
 from pygraph.calls import limits, retries, surroundings
 from pygraph.calls.engine import Engine
 from pygraph.ir.descriptors import Fallback
 from pygraph.runtime.devices import driver_for
+from pygraph.runtime.driver import Driver
 
-_FASTER = Fallback("the call", "it was faster as it is than by its graphs with Python in between")
+FASTER = Fallback("the call", "it was faster as it is than by its graphs with Python in between")
+"""Why calls run as they are that are faster so."""
+
 MEASURES = True
 """Whether anything is compared; tests do not, as what they see would depend on time."""
 
@@ -26,6 +32,83 @@ _BLOCK = 4
 """Calls of one kind in a row, of which the first does not count."""
 _BLOCKS = 4
 _CLEARLY = 0.9
+
+
+def compares(function: Engine) -> bool:
+    """Whether calls of a function may be compared with the function as it is."""
+    options, passes = function.function.options, function.function.passes
+    policy = options.selection
+    is_measured = any(one.is_measured for one in passes) and policy.measures and not options.strict
+    return MEASURES and is_measured and policy.timer is None  # which is for graphs alone
+
+
+def drivers_of(function: Engine, arguments: Any = ()) -> list[Driver]:
+    """The drivers of the devices that calls of a function compute on.
+
+    Args:
+        function: Its engine.
+        arguments: Arguments of a call, which tell the devices where there are no graphs.
+    """
+    devices = set(function.shared.pools)
+    devices = devices or {one.device for one in pytree.tree_leaves(arguments) if isinstance(one, torch.Tensor)}
+    return [driver for driver in map(driver_for, devices) if driver is not None]
+
+
+class Blocks:
+    """Calls by graphs and as they are, in turns, and what they take.
+
+    Args:
+        function: The engine of the function.
+        blocks: The number of turns.
+        clearly: The share of the time of graphs which the function as it is has to stay below to be the faster way.
+        graphs: What a call by graphs takes, if that is known: then all turns are calls as they are.
+
+    Attributes:
+        is_of_one_way: Whether it is known.
+    """
+
+    def __init__(self, function: Engine, blocks: int = _BLOCKS, clearly: float = _CLEARLY, graphs: float = 0.0) -> None:
+        self._function, self._count, self._clearly, self._graphs = function, blocks * _BLOCK, clearly, graphs
+        self.is_of_one_way = graphs > 0.0
+        self._seconds: tuple[list[float], list[float]] = ([], [])
+        self._measured = 0
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether there has been a call."""
+        return self._measured > 0
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all turns have been taken."""
+        return self._measured >= self._count
+
+    def run(self, by_graphs: Callable[..., Any], drivers: Sequence[Driver], args: Any, kwargs: Any) -> Any:
+        """The result of the next call.
+
+        Args:
+            by_graphs: Runs a call by graphs.
+            drivers: The drivers of the devices.
+            args: The positional arguments of the call.
+            kwargs: Its keyword arguments.
+        """
+        number, self._measured = self._measured, self._measured + 1
+        is_graphs = number // _BLOCK % 2 == 0 and not self.is_of_one_way
+        for driver in drivers:
+            driver.synchronize()
+        begin = retries.clock()
+        result = by_graphs(*args, **kwargs) if is_graphs else self._function.fn(*args, **kwargs)
+        for driver in drivers:
+            driver.synchronize()
+        if number % _BLOCK:
+            self._seconds[is_graphs].append(retries.clock() - begin)
+        return result
+
+    def is_faster_as_it_is(self) -> bool:
+        """Whether the function as it is has been clearly faster; not if calls have raised errors."""
+        as_it_is, graphs = self._seconds
+        graphs = [self._graphs] if self.is_of_one_way else graphs
+        return bool(as_it_is and graphs) and statistics.median(as_it_is) < self._clearly * statistics.median(graphs)
 
 
 class Comparison:
@@ -37,15 +120,11 @@ class Comparison:
 
     def __init__(self, function: Engine) -> None:
         self._function = function
-        options, passes = function.function.options, function.function.passes
-        policy = options.selection
-        self._is_on = any(one.is_measured for one in passes) and policy.measures and not options.strict
-        self._is_on = self._is_on and policy.timer is None  # which is for graphs alone
+        self._is_on = compares(function)
         self._is_faster_as_it_is = False
         self._traces = -1
         self._left = limits.LIMITS.calls_before_comparing
-        self._seconds: tuple[list[float], list[float]] = ([], [])
-        self._measured = 0
+        self._blocks = Blocks(function)
 
     def run(self, by_graphs: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The result of a call.
@@ -59,7 +138,7 @@ class Comparison:
             return by_graphs(args, kwargs)
         if not self._is_faster_as_it_is and self._traces != self._function.shared.counts.traces:
             # Calls as they are may leave tensors elsewhere, for which graphs are recorded anew.
-            self._is_on = not self._measured
+            self._is_on = not self._blocks.has_begun
             self._traces = self._function.shared.counts.traces
             self._begin_anew(limits.LIMITS.calls_before_comparing)
         if self._left:
@@ -68,32 +147,21 @@ class Comparison:
         return self._measure(by_graphs, args, kwargs)
 
     def _as_it_is(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        self._function.cache.inlined[_FASTER] += 1
+        self._function.cache.inlined[FASTER] += 1
         return self._function.fn(*args, **kwargs)
 
     def _measure(self, by_graphs: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        drivers = [driver for driver in map(driver_for, self._function.shared.pools) if driver is not None]
+        drivers = drivers_of(self._function)
         if surroundings.inline_reason() is not None:  # where nobody may wait for the device, as in a capture
             return by_graphs(args, kwargs)
         if not drivers or any(driver.is_exact for driver in drivers):  # whose clock is no clock of the host
             self._is_on = False
             return by_graphs(args, kwargs)
-        number, self._measured = self._measured, self._measured + 1
-        is_graphs = number // _BLOCK % 2 == 0
-        for driver in drivers:
-            driver.synchronize()
-        begin = retries.clock()
-        result = by_graphs(args, kwargs) if is_graphs else self._function.fn(*args, **kwargs)
-        for driver in drivers:
-            driver.synchronize()
-        if number % _BLOCK:
-            self._seconds[is_graphs].append(retries.clock() - begin)
-        if self._measured == _BLOCK * _BLOCKS:
-            if all(self._seconds):  # else calls have raised errors
-                as_it_is, graphs = map(statistics.median, self._seconds)
-                self._is_faster_as_it_is = as_it_is < _CLEARLY * graphs
+        result = self._blocks.run(lambda *args, **kwargs: by_graphs(args, kwargs), drivers, args, kwargs)
+        if self._blocks.is_done:
+            self._is_faster_as_it_is = self._blocks.is_faster_as_it_is()
             self._begin_anew(limits.LIMITS.calls_between_comparisons)
         return result
 
     def _begin_anew(self, left: int) -> None:
-        self._left, self._measured, self._seconds = left, 0, ([], [])
+        self._left, self._blocks = left, Blocks(self._function)

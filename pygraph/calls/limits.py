@@ -15,6 +15,8 @@ class Limits:
         repeated_share: The share of the time that calls may take which begin anew, as they decide by values on the
             device otherwise than the last call.
         review_share: The share of the time that rounds may take in which provisional selections are measured again.
+        restless_share: The share of the time that calls may take for which something is compiled again and again, where
+            the function is faster as it is.
         late_kind_share: The share of the time that compiling may take of kinds of calls beyond a function's first few.
         single_kinds: Kinds of calls of a function that are compiled in any case; beyond these, so many that came but
             once make a new one wait until it comes again.
@@ -64,6 +66,7 @@ class Limits:
     lookup_share: float = 0.001
     repeated_share: float = 0.1
     review_share: float = 0.001
+    restless_share: float = 0.05
     late_kind_share: float = 0.02
     single_kinds: int = 8
     single_kinds_of_modules: int = 2

@@ -14,6 +14,7 @@ from pygraph.calls.cache import CacheInfo
 from pygraph.calls.donation import Donation
 from pygraph.calls.engine import Engine
 from pygraph.calls.options import Options, check_flag
+from pygraph.calls.pace import Pace
 from pygraph.calls.policy import CompositionFactory
 from pygraph.calls.stages import Lowered, lower
 from pygraph.calls.users_policy import UsersPolicy
@@ -65,6 +66,7 @@ class Transformed(Generic[P, R]):
         if options.donates:
             self.donation = Donation(fn, options, self.engine.name)
             self.engine.recorder.donation = self.donation
+        self._pace = Pace(self.engine)
         self._composition = composition
         self._native = self.engine.cache.native
         functools.update_wrapper(self, fn, updated=())
@@ -77,13 +79,17 @@ class Transformed(Generic[P, R]):
             return self.fn(*args, **kwargs)
         if self.donation is not None:
             return self.donation.around(self.engine, args, kwargs)
-        native = self._native
+        native, pace = self._native, self._pace
         try:
+            if pace.watches:
+                return pace.run(args, kwargs)
             if native.dispatch is not None and not torch.compiler.is_compiling():
                 result = native.dispatch(args, kwargs)
                 if result is not native.miss:
                     return result
-            return self.engine.call(args, kwargs)
+            result = self.engine.call(args, kwargs)
+            pace.note_compilations()
+            return result
         except FallbackError as error:
             raise error.with_traceback(None) from error.__cause__  # without the frames that came to know of it
         except Exception as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import pathlib
 import sys
+from typing import Any
 
 # Packages whose functions and objects are not user state.
 _LIBRARIES = frozenset(sys.stdlib_module_names) | {
@@ -17,9 +18,12 @@ _INSTALLED = ("site-packages", "dist-packages")
 
 
 @functools.cache
-def is_library(module: str | None) -> bool:
-    """Whether what a module of this name defines is code of a library, not the user's."""
-    return (module or "").partition(".")[0] in _LIBRARIES
+def is_library(module: Any) -> bool:
+    """Whether what a module of this name defines is code of a library, not the user's.
+
+    A class that is no code of Python's may have something else for it: Cython's functions have one for themselves.
+    """
+    return not isinstance(module, str | None) or (module or "").partition(".")[0] in _LIBRARIES
 
 
 @functools.cache

@@ -63,16 +63,23 @@ def bounds_of(node: fx.Node) -> tuple[Any, int | torch.SymInt, int | torch.SymIn
     start: Any = position.meta["val"]
     whole: Any = node.args[0].meta["val"]  # pyright: ignore[reportAttributeAccessIssue, reportOptionalMemberAccess]
     dim: Any = node.args[1] if len(node.args) > 1 else 0
-    size, view = whole.shape[dim], node.meta["val"]
+    size, view = whole.shape[dim], node.meta.get("val")
     step: Any = node.args[4] if len(node.args) > 4 else 1
+    if view is None and node.target is not aten.select.int:
+        return None
     length = 1 if node.target is aten.select.int else (view.shape[dim] - 1) * step + 1
     return (start.node.expr, 0, size - length) if start.node.hint >= 0 else (start.node.expr, -size, -length)
 
 
 def is_outside(node: fx.Node) -> bool:
-    """Whether a view does not lie inside at the live position that it has in this call."""
-    bounds, position = bounds_of(node), position_of(node)
+    """Whether a view does not lie inside at the live position that it has in this call, and torch has not said so."""
+    bounds, position = None if has_failed(node) else bounds_of(node), position_of(node)
     return bounds is not None and not bounds[1] <= position.meta["val"].node.hint <= bounds[2]
+
+
+def has_failed(node: fx.Node) -> bool:
+    """Whether an operation has raised an error that the function has caught, as of a position that is outside."""
+    return node.op == "call_function" and "val" not in node.meta
 
 
 def position_symbols(node: fx.Node) -> set[Any]:
@@ -81,8 +88,13 @@ def position_symbols(node: fx.Node) -> set[Any]:
 
 
 def unknown_bounds(nodes: Iterable[fx.Node]) -> set[Any]:
-    """The symbols of positions in tensors whose sizes data decides: whether one lies inside, no call can check."""
-    positions = [_number_at(node) for node in nodes if _AT.get(node.target) is not None and _has_unknown_sizes(node)]
+    """The symbols of positions of which no call can check whether they lie inside, as where data decides the size."""
+    taking = [node for node in nodes if _AT.get(node.target) is not None]
+    positions = [
+        _number_at(node)
+        for node in taking
+        if _has_unknown_sizes(node) or (has_failed(node) and node.target is not aten.select.int)
+    ]
     return {symbol for one in positions if one is not None for symbol in free_symbols(one.meta["val"])}
 
 

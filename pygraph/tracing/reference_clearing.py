@@ -42,7 +42,8 @@ def _clear_in_dict(referrer: dict[Any, Any], referent: Any) -> bool:
         return False
     memo = memos.memo_of(referrer) if any(map(holds_symbol, keys)) else None
     if memo is not None:
-        return all([memos.forget(memo, key) for key in keys])
+        forgotten = [memos.forget(memo, key) for key in keys]
+        return all(forgotten)
     delete_keys(referrer, keys)
     return True
 

@@ -51,6 +51,17 @@ def walk_method(walk: Walk, name: str, method: types.MethodType, depth: int) -> 
     walk.visit(name, method.__func__, depth)
 
 
+def walk_builtin(walk: Walk, name: str, method: Any, depth: int) -> None:
+    """Walk the object of a method that is written in C, as of ``log.append``; a function has its module there."""
+    if not issubclass(type(method.__self__), (types.ModuleType, type)):
+        walk.visit(name, method.__self__, depth)
+
+
+def walk_static_method(walk: Walk, name: str, method: Any, depth: int) -> None:
+    """Walk the function of a method of a class that was taken out of its dict."""
+    walk.visit(name, method.__func__, depth)
+
+
 def whole_of(fn: Any) -> Any:
     """The function that another one is a part of, below methods and what wraps it; None if it is no part."""
     for _ in range(_WRAPPINGS):

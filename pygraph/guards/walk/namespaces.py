@@ -179,12 +179,18 @@ def _may_be_used(walk: Walk, space: Any, key: str) -> bool:
     if not isinstance(space, type):
         return key in code.names
     if not code_names.is_making(key):
-        return key in code.names or code_names.is_called_by_interpreter(key)
+        return key in code.names or code_names.is_called_by_interpreter(key) or _is_called_by_library(space, key)
     if is_installed(space.__module__):
         return False  # what packages read where they make their objects, they would rather keep for themselves
     if id(space) in code.callable_classes or any(issubclass(space, factory) for factory in code.factories):
         return True
     return code_names.may_make_others(code.names) and not issubclass(space, torch.nn.Module)
+
+
+def _is_called_by_library(cls: type, key: str) -> bool:
+    """Whether a method takes the place of a library's, which calls it; modules have rules of their own."""
+    bases = [base for base in cls.__mro__ if is_library(base.__module__) and base not in (object, torch.nn.Module)]
+    return any(isinstance(vars(base).get(key), types.FunctionType) for base in bases)
 
 
 def _functions_of(method: Any) -> list[Any]:

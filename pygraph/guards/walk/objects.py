@@ -8,7 +8,9 @@ from __future__ import annotations
 import abc
 import argparse
 import collections
+import contextlib
 import functools
+import gc
 import queue
 import sys
 import types
@@ -36,11 +38,14 @@ _STATEFUL = (
     torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler,
     torch.distributions.Distribution, types.SimpleNamespace, argparse.Namespace,
     collections.UserDict, collections.UserList, collections.ChainMap, queue.Queue, BaseException,
-    functools.partialmethod, functools.singledispatchmethod, sharedctypes.SynchronizedBase,
+    functools.partialmethod, functools.singledispatchmethod, sharedctypes.SynchronizedBase, contextlib.nullcontext,
+    contextlib.closing,
 )  # fmt: skip
 
 # Classes of libraries whose methods read no attributes of a user's object that are not looked at in any case.
 _WITHOUT_STATE = (object, abc.ABC, Generic, torch.nn.Module)
+
+_CALLABLE = (types.FunctionType, types.MethodType, functools.partial)
 
 # Attributes that every nn.Module has: hooks that run in a call, and tables that a call does not look at.
 HOOKS = frozenset({"_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"})
@@ -164,8 +169,25 @@ def _walk_user_object(walk: Walk, name: str, value: Any, depth: int) -> None:
     if is_user_object(value):
         if walk.may_go_deeper(name, depth):
             _walk_object(walk, name, value, depth)
-    elif (wrapped := (attributes_of(value) or {}).get("__wrapped__")) is not None:
+        return
+    state = attributes_of(value) or {}
+    if (wrapped := state.get("__wrapped__")) is not None:
         walk.visit(name, wrapped, depth)  # a transformed function's own
+    for key, item in list(state.items()):  # what a library has been given to call, as the hooks of saved tensors
+        if issubclass(type(item), _CALLABLE) and not is_library(getattr(item, "__module__", None)):
+            walk.visit(join(name, key), item, depth + 1)
+
+
+def walk_decorating(walk: Walk, name: str, manager: Any, depth: int) -> None:
+    """Walk what a context manager is made of that decorates a function: of each call of it, another one is made."""
+    for key in ("func", "args", "kwds"):
+        walk.visit(join(name, key), manager.__dict__.get(key), depth + 1)
+
+
+def walk_key(walk: Walk, name: str, key: Any, depth: int) -> None:
+    """Walk the function that ``functools.cmp_to_key`` has been given, which has no name there."""
+    for item in gc.get_referents(key):
+        walk.visit(name, item, depth + 1)
 
 
 def _walk_object(walk: Walk, name: str, value: Any, depth: int) -> None:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import contextvars
 import functools
 import operator
@@ -32,6 +33,10 @@ _VIEWS = (
     *(type(view) for one in ({}, collections.OrderedDict()) for view in (one.keys(), one.values(), one.items())),
 )
 
+# What `contextlib.contextmanager` makes, and `functools.cmp_to_key`; neither has a public name.
+_DECORATING = type(contextlib.contextmanager(lambda: iter(()))())
+_KEYS = type(functools.cmp_to_key(lambda one, other: 0))
+
 # Kinds of objects and their rules; the first that fits holds. Classes are compared by `issubclass` of an object's type:
 # the object itself, which may pass for one of another class, is not asked.
 _RULES: tuple[tuple[Any, Callable[[Walk, str, Any, int], None]], ...] = (
@@ -44,6 +49,8 @@ _RULES: tuple[tuple[Any, Callable[[Walk, str, Any, int], None]], ...] = (
     (functools.partial, functions.walk_partial),
     (types.MethodType, functions.walk_method),
     (types.FunctionType, functions.walk_function),
+    ((types.BuiltinFunctionType, types.MethodWrapperType), functions.walk_builtin),
+    ((staticmethod, classmethod), functions.walk_static_method),
     (torch.jit.ScriptModule, objects.refuse_script_module),
     (torch.nn.Module, objects.walk_module),
     (_VIEWS, containers.walk_view),
@@ -52,6 +59,8 @@ _RULES: tuple[tuple[Any, Callable[[Walk, str, Any, int], None]], ...] = (
     (threading.Event, references.walk_event),
     (weakref.WeakSet, references.walk_weak_set),
     ((weakref.WeakKeyDictionary, weakref.WeakValueDictionary), references.walk_weak_dict),
+    (_DECORATING, objects.walk_decorating),
+    (_KEYS, objects.walk_key),
     ((dict, list), objects.walk_dict_or_list),
     (object, objects.walk_other),
 )

@@ -87,13 +87,23 @@ class Walk:
 
     def takes_up_whole(self) -> bool:
         """Have the function be looked at that the callable is a part of, if what the part calls may call that again."""
-        if self.skipped is None or self.whole is None or self.whole.__name__ not in self.names_of_others:
+        if self.skipped is None or self.whole is None:
             return False
         (name, depth), whole = self.skipped, self.whole
+        called = whole.__name__
+        if called not in self.names_of_others and not (called in self.code.names and self._has_others_of_whole()):
+            return False
         self.whole = None
         self.seen.discard(id(whole))
         self.visit(name, whole, depth)
         return True
+
+    def _has_others_of_whole(self) -> bool:
+        """Whether there is an object besides the callable's own that has that function as its method, as in a tree."""
+        own, name = getattr(self.objects[0], "__self__", None), self.whole.__name__
+        kinds = {type(one) for one in self.objects if one is not own}
+        methods = (next((vars(cls)[name] for cls in kind.__mro__ if name in vars(cls)), None) for kind in kinds)
+        return any(method is self.whole for method in methods)
 
     def visit_class_of(self, name: str, value: object, depth: int) -> None:
         """Have the class of an object looked at, which code may have no name for."""

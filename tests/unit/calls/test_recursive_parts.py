@@ -94,3 +94,27 @@ def test_what_other_parts_read_and_change(
         eager.scale = jitted.scale = 1.5 + index // 3 * 0.25
         x = torch.full((2,), float(index), device=device)
         assert (fast(x).tolist(), jitted.count) == (call(x).tolist(), eager.count)
+
+
+class Tree:
+    """Objects of one class, each of which calls the method of others."""
+
+    def __init__(self, depth: int, scale: list[float]) -> None:
+        self.children = [Tree(depth - 1, scale) for _ in range(2)] if depth else []
+        self.depth, self.scale = depth, scale
+
+    def go(self, x: Tensor) -> Tensor:
+        x = x * self.scale[0]
+        if self.depth == 2:
+            print(end="")
+        return sum((child.go(x) for child in self.children), torch.zeros_like(x)) if self.children else x
+
+
+def test_the_same_method_of_other_objects(device: torch.device) -> None:
+    scale = [1.5]
+    tree = Tree(2, scale)
+    fast = pygraph.jit(tree.go)
+    for index in range(9):
+        scale[0] = 1.5 + index // 3 * 0.25
+        x = torch.full((2,), float(index), device=device)
+        assert fast(x).tolist() == tree.go(x).tolist()

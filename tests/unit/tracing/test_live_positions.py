@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -258,3 +259,54 @@ def test_a_position_in_what_data_decides_the_size_of(device: torch.device, name:
         if isinstance(expected, Tensor):
             assert torch.equal(got, expected)
     assert not counts or count == 6
+
+
+def _selected(rows: Tensor, k: int, x: Tensor) -> Tensor:
+    return rows[k] + x
+
+
+def _written(rows: Tensor, k: int, x: Tensor) -> Tensor:
+    rows[k] = x.sum()
+    return rows.sum() + x
+
+
+def _narrowed(rows: Tensor, k: int, x: Tensor) -> Tensor:
+    return rows.narrow(0, k, 2).sum() + x
+
+
+@pytest.mark.parametrize("use", [_selected, _written, _narrowed], ids=["select", "write", "narrow"])
+def test_a_position_that_is_outside_where_the_function_catches_the_error(
+    device: torch.device, use: Callable[[Tensor, int, Tensor], Tensor]
+) -> None:
+    def run(wrap: Callable[[Callable[..., Tensor]], Callable[..., Tensor]]) -> list[tuple[list[float], list[float]]]:
+        rows = torch.arange(5.0, device=device)
+
+        def step(x: Tensor, k: int) -> Tensor:
+            try:
+                return use(rows, k, x)
+            except (IndexError, RuntimeError):
+                return x - 1
+
+        call, x = wrap(step), torch.ones(2, device=device)
+        return [(call(x, k).tolist(), rows.tolist()) for k in (0, 1, 2, 3, 7, 4, 8, -9, 3, -2, 9, 1)]
+
+    assert run(pygraph.jit) == run(lambda step: step)
+
+
+def test_the_end_of_a_sequence_that_the_function_notices_by_an_error(device: torch.device) -> None:
+    def run(wrap: Callable[[Callable[..., Tensor]], Callable[..., Tensor]]) -> list[tuple[list[float], int, int]]:
+        rows, state = torch.arange(5.0, device=device), types.SimpleNamespace(t=0, episodes=0)
+
+        def step(x: Tensor) -> Tensor:
+            try:
+                row = rows[state.t]
+            except IndexError:
+                state.t, row = 0, rows[0]
+                state.episodes += 1
+            state.t += 1
+            return row + x
+
+        call, x = wrap(step), torch.ones(2, device=device)
+        return [(call(x).tolist(), state.t, state.episodes) for _ in range(14)]
+
+    assert run(pygraph.jit) == run(lambda step: step)

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from pygraph.guards.packages import is_library
+from pygraph.guards.packages import is_library_class
 
 _MISSING: Any = object()
 
@@ -174,7 +174,7 @@ class CodeGuards:
             cls, before, now = known.cls, known.values, vars(known.cls)
             if not _all_same(cls.__mro__, known.mro):
                 return f"the bases of {cls.__qualname__}"
-            library = is_library(cls.__module__)
+            library = is_library_class(cls)
             for key in (*before, *(now.keys() - before.keys())):
                 if self._matters(cls, key, before.get(key, _MISSING), now.get(key, _MISSING), library):
                     return f"{cls.__qualname__}.{key}"

@@ -175,7 +175,11 @@ def _operator_of_computed(name: str, form: str, function: Callable[..., Any], *,
     def operate(self: ComputedFloat, *others: Any) -> Any:
         operands = (*others, self) if is_reflected else (self, *others)
         found = source_of(function, form, operands)
-        return function(*map(without_source, operands)) if found is None else _as_input(*found)
+        if found is not None:
+            return _as_input(*found)
+        # NumPy would ask for the value of a number that was read from a tensor.
+        plain = float if any(isinstance(one, Live) for one in others) else without_source
+        return function(*(plain(one) if type(one) is ComputedFloat else one for one in operands))
 
     operate.__name__ = name
     setattr(ComputedFloat, name, operate)

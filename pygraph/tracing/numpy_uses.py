@@ -9,7 +9,8 @@ that NumPy computes from numbers is computed before the call; what else it makes
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Generator
+import operator
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from pygraph.tracing.computed_floats import ComputedFloat, without_source
-from pygraph.tracing.live_numbers import known_value
+from pygraph.tracing.live_numbers import LiveFloat, known_value
 from pygraph.tracing.number_operations import numpy_result, ufunc_result
 
 _SYMBOLS: tuple[Any, ...] = (torch.SymInt, torch.SymFloat, torch.SymBool)
@@ -35,9 +36,32 @@ def _with_numbers(value: Any) -> Any:
 def _array_ufunc(self: Any, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
     del self
     found = ufunc_result(ufunc, method, inputs, kwargs)
+    if found is NotImplemented and method == "__call__" and not kwargs:
+        found = _with_number_of_device(ufunc, inputs)
     if found is not NotImplemented:
         return found
     return getattr(ufunc, method)(*_with_numbers(inputs), **_with_numbers(kwargs))
+
+
+# What NumPy computes of doubles as Python does, where it is no error there.
+_ARITHMETIC = {
+    np.add: operator.add, np.subtract: operator.sub, np.multiply: operator.mul, np.true_divide: operator.truediv,
+}  # fmt: skip
+
+
+def _with_number_of_device(ufunc: Any, inputs: Sequence[Any]) -> Any:
+    """The result of an operator of NumPy floats and numbers that only a run knows, of whose value NumPy would ask.
+
+    Returns:
+        The result; ``NotImplemented`` if NumPy is to compute it.
+    """
+    function = _ARITHMETIC.get(ufunc)
+    known = [float(one) if type(one) in (np.float64, ComputedFloat) else one for one in inputs]
+    if function is None or not all(isinstance(one, LiveFloat) or type(one) in (int, float) for one in known):
+        return NotImplemented
+    if function is operator.truediv and bool(known[1] == 0):
+        return NotImplemented  # it is infinite, or NaN
+    return function(*known)
 
 
 def _array_function(self: Any, func: Callable[..., Any], types: Any, args: Any, kwargs: Any) -> Any:

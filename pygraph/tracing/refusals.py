@@ -114,6 +114,7 @@ class Refusals(TorchFunctionMode):
             raise
         if func in _NUMBERS:
             live = functools.partial(computed_number, is_of_host=args[0].is_cpu)
+            out = pytree.tree_map_only(torch.SymBool, bool, out)  # which is asked for: nothing else passes for True
             return pytree.tree_map_only((torch.SymInt, torch.SymFloat), live, out)
         return _with_live_sizes(out) if func in _SIZES else out
 

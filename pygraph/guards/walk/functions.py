@@ -12,7 +12,7 @@ from typing import Any
 
 from pygraph.guards.attributes import attributes_of
 from pygraph.guards.contents import variable_of
-from pygraph.guards.packages import is_library
+from pygraph.guards.packages import is_library, is_library_function
 from pygraph.guards.report_names import join
 from pygraph.guards.storage import stored_in_cell
 from pygraph.guards.walk import code_names
@@ -79,7 +79,7 @@ def walk_function(walk: Walk, name: str, fn: types.FunctionType, depth: int) -> 
     if fn is walk.whole:
         walk.skipped = name, depth
         return
-    if is_library(fn.__module__) and not getattr(fn, "__pygraph_user__", False):
+    if is_library_function(fn) and not getattr(fn, "__pygraph_user__", False):
         _walk_library_function(walk, name, fn, depth)
         return
     names = code_names.asked_for(fn.__code__)

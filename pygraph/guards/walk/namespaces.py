@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from pygraph.guards.contents import Contents
-from pygraph.guards.packages import is_installed, is_library
+from pygraph.guards.packages import is_installed, is_library, is_library_class
 from pygraph.guards.report_names import join
 from pygraph.guards.settings import settings_named
 from pygraph.guards.snapshot import MISSING
@@ -50,10 +50,10 @@ def walk_class(walk: Walk, name: str, cls: type, depth: int) -> None:
     walk.code.library.add_class(cls)
     if issubclass(type(cls), abc.ABCMeta) and id(cls) in walk.code.callable_classes:
         walk.code.abstract_classes.append(cls)  # pyright: ignore[reportArgumentType]
-    if not is_library(type(cls).__module__):
+    if not is_library_class(type(cls)):
         walk.visit_class_of(name, cls, depth)
     for base in cls.__mro__:
-        if (base is not cls and id(base) in walk.seen) or is_library(base.__module__):
+        if (base is not cls and id(base) in walk.seen) or is_library_class(base):
             continue
         walk.seen.add(id(base))
         walk.objects.append(base)
@@ -189,7 +189,7 @@ def _may_be_used(walk: Walk, space: Any, key: str) -> bool:
 
 def _is_called_by_library(cls: type, key: str) -> bool:
     """Whether a method takes the place of a library's, which calls it; modules have rules of their own."""
-    bases = [base for base in cls.__mro__ if is_library(base.__module__) and base not in (object, torch.nn.Module)]
+    bases = [base for base in cls.__mro__ if is_library_class(base) and base not in (object, torch.nn.Module)]
     return any(isinstance(vars(base).get(key), types.FunctionType) for base in bases)
 
 

@@ -24,7 +24,7 @@ from torch.utils import _pytree as pytree
 from pygraph.errors import TraceError, describe
 from pygraph.guards.attributes import attributes_of, slots_of
 from pygraph.guards.contents import Contents
-from pygraph.guards.packages import is_library
+from pygraph.guards.packages import is_library, is_library_class
 from pygraph.guards.report_names import join
 from pygraph.guards.settings import PARAMETRIZED
 from pygraph.guards.snapshot import SCALER_RECORDS
@@ -134,7 +134,7 @@ def _is_read_by_name(value: Any) -> bool:
     if type(attributes_of(value)) is not dict or type(value) in pytree.SUPPORTED_NODES:
         return False
     bases = type(value).__mro__
-    return all(base in _WITHOUT_STATE or not is_library(base.__module__) for base in bases)
+    return all(base in _WITHOUT_STATE or not is_library_class(base) for base in bases)
 
 
 def _walk_table(walk: Walk, name: str, owner: str, table: dict[str, Any], depth: int) -> None:
@@ -162,7 +162,7 @@ def walk_other(walk: Walk, name: str, value: Any, depth: int) -> None:
 
 def is_user_object(value: Any) -> bool:
     """Whether an object's attributes are state of the user's."""
-    return issubclass(type(value), _STATEFUL) or not is_library(type(value).__module__)
+    return issubclass(type(value), _STATEFUL) or not is_library_class(type(value))
 
 
 def _walk_user_object(walk: Walk, name: str, value: Any, depth: int) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from pygraph.guards import memos
 from pygraph.guards.contents import Contents
-from pygraph.guards.packages import is_library
+from pygraph.guards.packages import is_library_class
 from pygraph.guards.report_names import join, key_name
 from pygraph.guards.thread_state import contents_in_thread, items_in_thread
 from pygraph.guards.values import is_plain
@@ -64,7 +64,7 @@ def walk_thread_state(walk: Walk, name: str, value: Any, depth: int) -> None:
     walk.guard_contents(name, contents_in_thread(value))
     for key, item in items_in_thread(value).items():
         walk.visit(join(name, key), item, depth + 1)
-    if not is_library(type(value).__module__):
+    if not is_library_class(type(value)):
         walk.guards.code.add_object(name, value)
         walk.visit_class_of(name, value, depth)
 

@@ -14,7 +14,7 @@ import torch
 
 from pygraph.guards.contents import MAX_BYTES_IN_ALL, Contents
 from pygraph.guards.guard_set import GuardSet
-from pygraph.guards.packages import is_installed, is_library
+from pygraph.guards.packages import is_installed, is_library_class
 from pygraph.guards.snapshot import Snapshot
 from pygraph.guards.values import is_plain
 from pygraph.guards.walk.code_names import ANY_ATTRIBUTE
@@ -168,9 +168,7 @@ class Walk:
 def _is_callers(value: object) -> bool:
     """Whether what a package leads to is not the package's: what is on a list, as of handlers, or of a user's class."""
     kind = type(value)
-    return issubclass(kind, (list, collections.deque)) or not (
-        is_library(kind.__module__) or is_installed(kind.__module__)
-    )
+    return issubclass(kind, (list, collections.deque)) or not (is_library_class(kind) or is_installed(kind.__module__))
 
 
 class CodeNames:

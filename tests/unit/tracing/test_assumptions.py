@@ -80,3 +80,25 @@ def test_a_size_that_data_decides_is_an_int(device: torch.device, name: str) -> 
     for number in range(4):
         x = torch.randn(6, 3, generator=torch.Generator().manual_seed(number)).to(device)
         assert outcome(fast, x) == outcome(function, x)
+
+
+BY_OUTCOME: dict[str, Callable[[Tensor, dict[bool, int]], Tensor]] = {
+    "identity": lambda x, counts: x * (1 if (x.sum() > 0).item() is True else 0),
+    "class": lambda x, counts: x * (2 if isinstance((x.sum() > 0).item(), bool) else 1),
+    "type": lambda x, counts: x * (2 if type((x > 0).any().item()) is bool else 1),
+    "list": lambda x, counts: x * (x > 0).tolist().count(True),
+    "key": lambda x, counts: x * counts.setdefault((x.sum() > 0).item() is not False, len(counts) + 2),
+}
+
+
+@pytest.mark.parametrize("name", BY_OUTCOME)
+def test_an_outcome_on_the_device_is_a_bool_to_the_function(device: torch.device, name: str) -> None:
+    def run(wrap: Callable[..., Any]) -> list[tuple[list[float], dict[bool, int]]]:
+        counts: dict[bool, int] = {}
+        call, found = wrap(lambda x: BY_OUTCOME[name](x, counts)), []
+        for number in range(8):
+            x = torch.randn(3, generator=torch.Generator().manual_seed(number)).to(device)
+            found.append((call(x).tolist(), dict(counts)))
+        return found
+
+    assert run(pygraph.jit) == run(lambda fn: fn)

@@ -125,3 +125,27 @@ def test_a_computed_number_is_numpys_to_the_function(device: torch.device) -> No
         assert rest == others
         assert list(map(type, rest)) == list(map(type, others))
         assert type(rest[-1][0]) is type(next(iter(rest[2]))) is np.float64
+
+
+def test_a_learning_rate_of_numpy_and_numbers_of_tensors(device: torch.device) -> None:
+    """Adam divides it by a number that it reads from a tensor, of whose value NumPy would ask."""
+
+    def trained(wrap: Callable[..., Any]) -> tuple[list[float], Any]:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            net = torch.nn.Linear(3, 2).to(device)
+        optimizer = torch.optim.Adam(net.parameters(), lr=np.float64(0.1))
+
+        def step(x: torch.Tensor) -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = net(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        call = wrap(step)
+        return [call(torch.full((4, 3), index + 1.0, device=device)).item() for index in range(6)], call
+
+    losses, fast = trained(pygraph.jit)
+    torch.testing.assert_close(losses, trained(lambda step: step)[0])
+    assert "no fallbacks" in str(fast.explain())

@@ -63,7 +63,8 @@ def bounds_of(node: fx.Node) -> tuple[Any, int | torch.SymInt, int | torch.SymIn
     start: Any = position.meta["val"]
     whole: Any = node.args[0].meta["val"]  # pyright: ignore[reportAttributeAccessIssue, reportOptionalMemberAccess]
     dim: Any = node.args[1] if len(node.args) > 1 else 0
-    size, view = whole.shape[dim], node.meta.get("val")
+    size: Any = whole.shape[dim]
+    view: Any = node.meta.get("val")
     step: Any = node.args[4] if len(node.args) > 4 else 1
     if view is None and node.target is not aten.select.int:
         return None

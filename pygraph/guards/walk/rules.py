@@ -33,8 +33,8 @@ _VIEWS = (
     *(type(view) for one in ({}, collections.OrderedDict()) for view in (one.keys(), one.values(), one.items())),
 )
 
-# What `contextlib.contextmanager` makes, and `functools.cmp_to_key`; neither has a public name.
-_DECORATING = type(contextlib.contextmanager(lambda: iter(()))())
+# What `contextlib.contextmanager` makes, and what `functools.cmp_to_key` does.
+_DECORATING = contextlib._GeneratorContextManager  # pyright: ignore  # private; checked with Python 3.11 and 3.12
 _KEYS = type(functools.cmp_to_key(lambda one, other: 0))
 
 # Kinds of objects and their rules; the first that fits holds. Classes are compared by `issubclass` of an object's type:

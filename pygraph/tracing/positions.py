@@ -63,12 +63,12 @@ def bounds_of(node: fx.Node) -> tuple[Any, int | torch.SymInt, int | torch.SymIn
     start: Any = position.meta["val"]
     whole: Any = node.args[0].meta["val"]  # pyright: ignore[reportAttributeAccessIssue, reportOptionalMemberAccess]
     dim: Any = node.args[1] if len(node.args) > 1 else 0
-    size: Any = whole.shape[dim]
-    view: Any = node.meta.get("val")
-    step: Any = node.args[4] if len(node.args) > 4 else 1
-    if view is None and node.target is not aten.select.int:
-        return None
-    length = 1 if node.target is aten.select.int else (view.shape[dim] - 1) * step + 1
+    size, length = whole.shape[dim], 1
+    if node.target is not aten.select.int:
+        if has_failed(node):
+            return None
+        step: Any = node.args[4] if len(node.args) > 4 else 1
+        length = (node.meta["val"].shape[dim] - 1) * step + 1
     return (start.node.expr, 0, size - length) if start.node.hint >= 0 else (start.node.expr, -size, -length)
 
 

@@ -22,7 +22,7 @@ from pygraph.ir.descriptors import Fallback
 from pygraph.runtime.devices import driver_for
 from pygraph.runtime.driver import Driver
 
-FASTER = Fallback("the call", "it was faster as it is than by its graphs with Python in between")
+FASTER = Fallback("the call", "it was faster as it is than by its graphs and the Python around them")
 """Why calls run as they are that are faster so."""
 
 MEASURES = True
@@ -83,6 +83,11 @@ class Blocks:
         """Whether all turns have been taken."""
         return self._measured >= self._count
 
+    @property
+    def is_by_graphs(self) -> bool:
+        """Whether the next call is one by graphs."""
+        return self._measured // _BLOCK % 2 == 0 and not self.is_of_one_way
+
     def run(self, by_graphs: Callable[..., Any], drivers: Sequence[Driver], args: Any, kwargs: Any) -> Any:
         """The result of the next call.
 
@@ -92,8 +97,8 @@ class Blocks:
             args: The positional arguments of the call.
             kwargs: Its keyword arguments.
         """
-        number, self._measured = self._measured, self._measured + 1
-        is_graphs = number // _BLOCK % 2 == 0 and not self.is_of_one_way
+        is_graphs, number = self.is_by_graphs, self._measured
+        self._measured += 1
         for driver in drivers:
             driver.synchronize()
         begin = retries.clock()

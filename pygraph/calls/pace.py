@@ -40,7 +40,7 @@ _LONG_CALLS, _LONG = 6, 30.0
 """The same of calls that have taken so many seconds together."""
 
 _PER_KERNEL = 8e-6
-"""Seconds of the host that a kernel takes at least in eager, with the operation around it (measured on an H200)."""
+"""Seconds of the host that each kernel stands for, with the operation around it: calls that take less keep pace."""
 
 
 class Pace:
@@ -82,25 +82,26 @@ class Pace:
             args: Its positional arguments.
             kwargs: Its keyword arguments.
         """
-        engine = self._engine
+        engine, self._thread = self._engine, self._thread or threading.get_ident()
+        if here.inside or surroundings.inline_reason() is not None:
+            return engine(*args, **kwargs)
         if self._way is not None:
             if self._left > 0 or retries.clock() < self._until:
                 self._left -= 1
-                self._note_as_it_is(self._way)
+                self._note_as_it_is()
+                engine.cache.inlined[self._way] += 1
                 return engine.fn(*args, **kwargs)
             self._begin_anew()
-        self._thread = self._thread or threading.get_ident()
-        if here.inside or self._thread != threading.get_ident() or surroundings.inline_reason() is not None:
+        if self._thread != threading.get_ident():
             return engine(*args, **kwargs)
         if self._blocks is not None:
             return self._measure(self._blocks, args, kwargs)
         return self._watch(args, kwargs)
 
-    def _note_as_it_is(self, way: Fallback) -> None:
+    def _note_as_it_is(self) -> None:
         counts = self._engine.shared.counts
         counts.calls += 1
         counts.note_as_it_is()
-        self._engine.cache.inlined[way] += 1
 
     def _watch(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         counts, begin = self._engine.shared.counts, retries.clock()
@@ -152,9 +153,8 @@ class Pace:
         found = 0
         for engine in self._engine.family():
             engine.cache.settle()
-            found += sum(
-                entry.calls * count_kernels(entry.program.nodes) for entry in engine.cache.entries if entry.program
-            )
+            programs = [(entry.calls, entry.program) for entry in list(engine.cache.entries)]
+            found += sum(calls * count_kernels(program.nodes) for calls, program in programs if program is not None)
         return found
 
     def _measure(self, blocks: Blocks, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -162,6 +162,8 @@ class Pace:
         if any(driver.is_exact for driver in drivers):  # whose clock is no clock of the host
             self.watches = False
             return self._engine(*args, **kwargs)
+        if not blocks.is_by_graphs:
+            self._note_as_it_is()
         result = blocks.run(self._engine, drivers, args, kwargs)
         if not blocks.is_done:
             return result

@@ -2,9 +2,10 @@
 
 While a function is traced, an array that it was passed is a `LiveArray`, which passes for a ``numpy.ndarray``
 (``isinstance``), knows its dtype and shape, and gives a tensor that shows its memory to `torch.as_tensor`,
-`torch.tensor`, `torch.asarray` and `torch.from_numpy`. Whatever else is done with it needs its values, which are those
-of one call alone: that ends the trace. It is no array, so that NumPy and other code in C has to ask it.
-``type(a)`` cannot be noticed.
+`torch.tensor`, `torch.asarray`, `torch.from_numpy` and ``torch.FloatTensor``. Parts of it (``a[:, 1:]``), other shapes
+and dtypes, and sums, products and quotients with constants are live arrays as well, which torch computes. Whatever else
+is done with it needs its values, which are those of one call alone: that ends the trace. It is no array, so that NumPy
+and other code in C has to ask it. ``type(a)`` cannot be noticed.
 """
 
 # Arrays hold values of any type.
@@ -12,7 +13,8 @@ of one call alone: that ends the trace. It is no array, so that NumPy and other 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Generator
+import operator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any, NoReturn
 
 import numpy as np
@@ -76,6 +78,63 @@ class LiveArray:
             raise TypeError("len() of unsized object")
         return self.shape[0]
 
+    def __index__(self) -> int:
+        if self.size == 1:
+            _refuse(self, "__index__")
+        raise TypeError("only integer scalar arrays can be converted to a scalar index")  # who asks has another way
+
+    def __getitem__(self, index: Any) -> Any:
+        parts = index if type(index) is tuple else (index,)
+        if not all(map(_is_basic, parts)):
+            return _refuse(self, "__getitem__")
+        part = self._tensor[index]
+        return self._like(part) if part.ndim else _refuse(self, "__getitem__")  # a number, whose value is wanted
+
+    def __iter__(self) -> Iterator[Any]:
+        if self.ndim < 2:
+            _refuse(self, "__iter__")
+        return (self[index] for index in range(len(self)))
+
+    @property
+    def T(self) -> Any:
+        """As of the array."""
+        return self.transpose()
+
+    def transpose(self, *axes: Any) -> Any:
+        """As of the array."""
+        order = axes[0] if len(axes) == 1 and isinstance(axes[0], (tuple, list)) else axes
+        return self._like(self._tensor.permute(*(order or reversed(range(self.ndim)))))
+
+    def reshape(self, *shape: Any, **order: Any) -> Any:
+        """As of the array."""
+        return _refuse(self, "reshape") if order else self._like(self._tensor.reshape(*shape))
+
+    def ravel(self, *order: Any) -> Any:
+        """As of the array."""
+        return _refuse(self, "ravel") if order else self._like(self._tensor.reshape(-1))
+
+    def flatten(self, *order: Any) -> Any:
+        """As of the array."""
+        return _refuse(self, "flatten") if order else self._like(self._tensor.reshape(-1).clone())
+
+    def copy(self, *order: Any) -> Any:
+        """As of the array."""
+        return _refuse(self, "copy") if order else self._like(self._tensor.clone())
+
+    def astype(self, dtype: Any, **options: Any) -> Any:
+        """As of the array, where a number becomes the same one, or a rounded float."""
+        wanted = np.dtype(dtype)
+        is_safe = self._dtype.kind in "biu" or wanted.kind in ("f", "c")
+        found = _torch_dtype(wanted) if is_safe and self._dtype.kind in "biuf" and wanted.kind != "c" else None
+        if found is None or not options.keys() <= {"copy"}:
+            return _refuse(self, "astype")
+        return self._like(self._tensor.to(found, copy=options.get("copy", True)))
+
+    def _like(self, tensor: torch.Tensor) -> Any:
+        """A live array of what is computed of this one."""
+        dtype = _numpy_dtype(tensor.dtype)
+        return LiveArray(self._name, dtype.str, tensor, self._problems)
+
     def __setattr__(self, name: str, value: Any) -> NoReturn:
         _refuse(self, name)
 
@@ -92,6 +151,50 @@ def _refuse(array: LiveArray, use: str) -> NoReturn:
     raise TraceError(problem)
 
 
+def _is_basic(index: Any) -> bool:
+    """Whether an index selects a part that shares memory, and is a constant."""
+    if type(index) is slice:
+        parts = (index.start, index.stop, index.step)
+        return all(part is None or type(part) is int for part in parts) and (index.step or 1) > 0
+    return index is None or index is Ellipsis or type(index) is int
+
+
+def _torch_dtype(dtype: Any) -> torch.dtype | None:
+    """The dtype of torch's that is one of NumPy's; None if there is none."""
+    try:
+        return torch.from_numpy(np.empty(0, dtype)).dtype
+    except TypeError:
+        return None
+
+
+def _numpy_dtype(dtype: torch.dtype) -> Any:
+    return next(found for found in map(np.dtype, _DTYPES) if _torch_dtype(found) == dtype)
+
+
+_DTYPES = ("?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16")
+
+
+def _arithmetic(name: str, function: Callable[[Any, Any], Any]) -> Callable[[LiveArray, Any], Any]:
+    """An operator of a live array and a constant, which torch computes in NumPy's dtype."""
+
+    def operate(self: LiveArray, other: Any) -> Any:
+        array = self.__dict__
+        if type(other) not in (int, float) or array["_dtype"].kind not in "iuf":
+            return _refuse(self, name)
+        try:
+            with np.errstate(all="ignore"):
+                result = function(np.ones(1, array["_dtype"]), other).dtype
+        except OverflowError:
+            return _refuse(self, name)
+        found = _torch_dtype(result)
+        if found is None:
+            return _refuse(self, name)
+        tensor = array["_tensor"].to(found)
+        return self._like(function(tensor, torch.tensor(other, dtype=found)))  # pyright: ignore[reportPrivateUsage]
+
+    return operate
+
+
 def _refusing(name: str) -> Callable[..., NoReturn]:
     def refusing(self: LiveArray, *args: Any, **kwargs: Any) -> NoReturn:
         del args, kwargs
@@ -99,6 +202,12 @@ def _refusing(name: str) -> Callable[..., NoReturn]:
 
     return refusing
 
+
+for _short in ("add", "sub", "mul", "truediv"):
+    _function: Callable[[Any, Any], Any] = getattr(operator, _short)
+    setattr(LiveArray, f"__{_short}__", _arithmetic(f"__{_short}__", _function))
+    _reflected: Any = lambda one, other, function=_function: function(other, one)  # noqa: E731
+    setattr(LiveArray, f"__r{_short}__", _arithmetic(f"__r{_short}__", _reflected))
 
 # What Python looks up in a class alone, and all else that code in C might find.
 _OF_CLASSES = {"__array_finalize__", "__class_getitem__", "__doc__", "__new__", "__hash__"}
@@ -130,13 +239,18 @@ _MAKERS = (torch.tensor, torch.as_tensor, torch.asarray)
 
 @contextlib.contextmanager
 def arrays_served() -> Generator[None, None, None]:
-    """Have ``torch.from_numpy`` take live arrays for the time of the context."""
+    """Have ``torch.from_numpy`` take live arrays for the time of the context, and so does ``torch.FloatTensor``.
 
-    def serving(from_numpy: Callable[[Any], torch.Tensor]) -> Callable[[Any], torch.Tensor]:
-        def served(array: Any, /) -> torch.Tensor:
-            return array.__dict__["_tensor"].detach() if type(array) is LiveArray else from_numpy(array)
+    That asks objects for their memory by ``from_dlpack``, a function in Python (torch 2.11 and 2.13).
+    """
+
+    def serving(reading: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        def served(array: Any, /, **options: Any) -> torch.Tensor:
+            if type(array) is not LiveArray or options:
+                return reading(array, **options)
+            return array.__dict__["_tensor"].detach()
 
         return served
 
-    with replaced(torch, "from_numpy", serving):
+    with replaced(torch, "from_numpy", serving), replaced(torch.utils.dlpack, "from_dlpack", serving):
         yield

@@ -334,7 +334,7 @@ def stored(a: np.ndarray, x: Tensor) -> Tensor:
     [
         lambda a, x: x * float(a.mean()) + 1,
         lambda a, x: x * float(a[0]) + 1,
-        lambda a, x: x * torch.tensor(a * 2, device=x.device) + 1,
+        lambda a, x: x * torch.tensor(a.cumsum(), device=x.device) + 1,
         lambda a, x: x * torch.from_numpy(np.asarray(a)).to(x.device) + 1,
         lambda a, x: x * torch.tensor(np.stack([a, a]), device=x.device).sum() + 1,
         lambda a, x: x * sum(a.tolist()) + 1,

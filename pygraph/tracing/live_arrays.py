@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 import torch
+from torch.utils import dlpack
 
 from pygraph.errors import TraceError
 from pygraph.tracing.patches import replaced
@@ -203,11 +204,14 @@ def _refusing(name: str) -> Callable[..., NoReturn]:
     return refusing
 
 
+def _reflected(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    return lambda one, other: function(other, one)
+
+
 for _short in ("add", "sub", "mul", "truediv"):
     _function: Callable[[Any, Any], Any] = getattr(operator, _short)
     setattr(LiveArray, f"__{_short}__", _arithmetic(f"__{_short}__", _function))
-    _reflected: Any = lambda one, other, function=_function: function(other, one)  # noqa: E731
-    setattr(LiveArray, f"__r{_short}__", _arithmetic(f"__r{_short}__", _reflected))
+    setattr(LiveArray, f"__r{_short}__", _arithmetic(f"__r{_short}__", _reflected(_function)))
 
 # What Python looks up in a class alone, and all else that code in C might find.
 _OF_CLASSES = {"__array_finalize__", "__class_getitem__", "__doc__", "__new__", "__hash__"}
@@ -252,5 +256,5 @@ def arrays_served() -> Generator[None, None, None]:
 
         return served
 
-    with replaced(torch, "from_numpy", serving), replaced(torch.utils.dlpack, "from_dlpack", serving):
+    with replaced(torch, "from_numpy", serving), replaced(dlpack, "from_dlpack", serving):
         yield

@@ -75,7 +75,11 @@ def null(state: State) -> Step:
 
 def compared(state: State) -> Step:
     """A function that compares, for sorting."""
-    key = functools.cmp_to_key(lambda one, other: (one - other) * (1 if state.k < 3 else -1))
+
+    def compare(one: int, other: int) -> int:
+        return (one - other) * (1 if state.k < 3 else -1)
+
+    key = functools.cmp_to_key(compare)
     return lambda x: x * min([3, 1, 2], key=key)
 
 

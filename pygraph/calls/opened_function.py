@@ -147,7 +147,7 @@ def call_of(leaves: Any) -> OpenedCall | None:
 def _array(problems: list[str], name: str, dtype: str, tensor: torch.Tensor) -> Any:
     """An array of a tensor that shows its memory; a live one, where the tensor has no values."""
     if isinstance(tensor, FakeTensor) or is_functorch_wrapped_tensor(tensor):
-        return LiveArray(name, dtype, tensor, problems)
+        return LiveArray(name, dtype, tensor, problems.append)
     return tensor.numpy()
 
 

@@ -13,12 +13,14 @@ and other code in C has to ask it. ``type(a)`` cannot be noticed.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import operator
 from collections.abc import Callable, Generator, Iterator
 from typing import Any, NoReturn
 
 import numpy as np
 import torch
+from torch.utils import _pytree as pytree
 from torch.utils import dlpack
 
 from pygraph.errors import TraceError
@@ -32,13 +34,16 @@ class LiveArray:
         name: What reports call it.
         dtype: Its dtype, as NumPy writes it.
         tensor: A tensor that shows its memory.
-        problems: Gets what is done with it that needs its values.
+        note: Called with what is done with it that needs its values.
+        is_made: Whether the function has made it, by ``tensor.numpy()``, and may return it.
     """
 
     __hash__: Any = None
 
-    def __init__(self, name: str, dtype: str, tensor: torch.Tensor, problems: list[str]) -> None:
-        self.__dict__.update(_name=name, _dtype=np.dtype(dtype), _tensor=tensor, _problems=problems)
+    def __init__(
+        self, name: str, dtype: str, tensor: torch.Tensor, note: Callable[[str], None], *, is_made: bool = False
+    ) -> None:
+        self.__dict__.update(_name=name, _dtype=np.dtype(dtype), _tensor=tensor, _note=note, _is_made=is_made)
 
     @property
     def __class__(self) -> type:  # pyright: ignore
@@ -134,7 +139,7 @@ class LiveArray:
     def _like(self, tensor: torch.Tensor) -> Any:
         """A live array of what is computed of this one."""
         dtype = _numpy_dtype(tensor.dtype)
-        return LiveArray(self._name, dtype.str, tensor, self._problems)
+        return LiveArray(self._name, dtype.str, tensor, self._note, is_made=self._is_made)
 
     def __setattr__(self, name: str, value: Any) -> NoReturn:
         _refuse(self, name)
@@ -148,7 +153,7 @@ class LiveArray:
 def _refuse(array: LiveArray, use: str) -> NoReturn:
     name = array.__dict__["_name"]
     problem = f"it uses {use} of {name}, a NumPy array, whose values are those of one call"
-    array.__dict__["_problems"].append(problem)
+    array.__dict__["_note"](problem)
     raise TraceError(problem)
 
 
@@ -173,6 +178,7 @@ def _numpy_dtype(dtype: torch.dtype) -> Any:
 
 
 _DTYPES = ("?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16")
+_TORCH_DTYPES = frozenset(map(_torch_dtype, map(np.dtype, _DTYPES)))
 
 
 def _arithmetic(name: str, function: Callable[[Any, Any], Any]) -> Callable[[LiveArray, Any], Any]:
@@ -239,6 +245,67 @@ def tensor_of(func: Any, args: Any, kwargs: dict[str, Any]) -> torch.Tensor | No
 
 
 _MAKERS = (torch.tensor, torch.as_tensor, torch.asarray)
+
+
+def array_of(tensor: torch.Tensor, note: Callable[[str], None]) -> Any:
+    """The array that shows the memory of a tensor which a traced function has computed on the host.
+
+    Args:
+        tensor: The tensor.
+        note: Called with what is done with the array that needs its values.
+
+    Returns:
+        A live array; None if eager raises an error, or NumPy has no such dtype.
+    """
+    is_shown = tensor.device.type == "cpu" and not tensor.requires_grad and tensor.layout == torch.strided
+    if not is_shown or tensor.is_conj() or tensor.is_neg() or tensor.dtype not in _TORCH_DTYPES:
+        return None
+    return LiveArray("the result of numpy()", _numpy_dtype(tensor.dtype).str, tensor, note, is_made=True)
+
+
+def with_array_results(result: Any, is_leaf: Callable[[Any], bool]) -> Any:
+    """A result in which arrays that the function has made are nodes of pytree, made of tensors.
+
+    Args:
+        result: The result.
+        is_leaf: Whether a container stays the very same.
+    """
+    if not any(map(_is_made, pytree.tree_leaves(result, is_leaf=is_leaf))):
+        return result
+    return pytree.tree_map(_as_node, result, is_leaf=is_leaf)
+
+
+def _as_node(value: Any) -> Any:
+    return _ArrayOf(value.__dict__["_tensor"]) if _is_made(value) else value
+
+
+def _is_made(value: Any) -> bool:
+    return type(value) is LiveArray and value.__dict__["_is_made"]
+
+
+@dataclasses.dataclass
+class _ArrayOf:
+    """An array that shows the memory of a tensor."""
+
+    tensor: Any
+
+
+def _flatten(array: _ArrayOf) -> tuple[list[Any], Any]:
+    return [array.tensor], None
+
+
+def _flatten_with_keys(array: _ArrayOf) -> tuple[list[tuple[Any, Any]], Any]:
+    return [(pytree.GetAttrKey("tensor"), array.tensor)], None
+
+
+def _unflatten(values: Any, context: Any) -> Any:
+    del context
+    (tensor,) = values
+    # In a trace there is no memory to be shown, nor where a structure is filled with something else.
+    return tensor.numpy() if type(tensor) is torch.Tensor else _ArrayOf(tensor)
+
+
+pytree.register_pytree_node(_ArrayOf, _flatten, _unflatten, flatten_with_keys_fn=_flatten_with_keys)
 
 
 @contextlib.contextmanager

@@ -29,6 +29,7 @@ from pygraph.tracing import interruptions
 from pygraph.tracing.data_assignments import DataAssignments
 from pygraph.tracing.gradient_hooks import GradientHooks
 from pygraph.tracing.gradients import goes_beyond
+from pygraph.tracing.live_arrays import array_of
 from pygraph.tracing.live_numbers import computed_number
 from pygraph.tracing.toggles import Toggles
 from pygraph.tracing.user_frames import is_user_frame
@@ -104,6 +105,10 @@ class Refusals(TorchFunctionMode):
                 self._refuse("it asks for the text of a tensor, whose values are on the device")
         elif func in _LAYOUT:
             self._check_layout(func, args[0])
+        elif func is _Tensor.numpy and type(args[0]) is FakeTensor and not kwargs:
+            array = array_of(args[0], self._note)
+            if array is not None:
+                return array
         elif func in _DIFFERENTIATE:
             self._check_hooks()
             self._check_graphs(func, args, kwargs)
@@ -119,8 +124,11 @@ class Refusals(TorchFunctionMode):
         return _with_live_sizes(out) if func in _SIZES else out
 
     def _refuse(self, problem: str) -> None:
-        self.problem = self.problem or problem
+        self._note(problem)
         raise TraceError(problem)
+
+    def _note(self, problem: str) -> None:
+        self.problem = self.problem or problem
 
     def _check_hooks(self) -> None:
         """Refuse to differentiate where autograd would show gradients to code that is not part of the trace."""

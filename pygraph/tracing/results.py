@@ -23,6 +23,7 @@ from pygraph.tracing.argument_changes import stored_attribute
 from pygraph.tracing.computed_floats import without_source
 from pygraph.tracing.gradients import is_spent
 from pygraph.tracing.iterators import unwrapped
+from pygraph.tracing.live_arrays import with_array_results
 
 
 @dataclasses.dataclass
@@ -48,6 +49,7 @@ class Results:
             symbols: The symbols of the numbers that were passed.
         """
         check_shared(result)
+        result = with_array_results(result, stays_whole)
         result = with_parts(result, stays_whole, FakeTensor)
         for size in pytree.tree_leaves(result, is_leaf=lambda value: isinstance(value, torch.Size)):
             if isinstance(size, torch.Size) and free_symbols(size) <= symbols:

@@ -102,3 +102,79 @@ def test_writes_to_the_memory_of_a_part(device: torch.device) -> None:
         one, other = (np.full((3, 2), count, np.float32) for _ in range(2))
         assert fast(one).tolist() == fn(other).tolist()
         assert one.tolist() == other.tolist()
+
+
+RETURNED: dict[str, Callable[[torch.Tensor], Any]] = {
+    "array": lambda x: (x * 2).cpu().numpy(),
+    "among others": lambda x: {"found": x.argmax(1).cpu().numpy(), "x": x + 1},
+    "part": lambda x: (x * 2).cpu().numpy()[0],
+    "no dimensions": lambda x: x.mean().cpu().numpy(),
+    "what it knows": lambda x: [
+        (a := x.cpu().numpy()),
+        a.shape,
+        a.dtype,
+        isinstance(a, np.ndarray),
+        a.astype("f8") / 2,
+    ],
+    "shared memory": lambda x: [(y := (x * 2).cpu()), y.numpy(), y.add_(1)],
+    "tensor": lambda x: torch.from_numpy((x * 2).cpu().numpy()).to(x.device) + 1,
+}
+
+NEEDED: dict[str, Callable[[torch.Tensor], Any]] = {
+    "number": lambda x: float(x.cpu().numpy()[0, 0]),
+    "function": lambda x: np.argmax((x * 2).cpu().numpy()),
+    "write": lambda x: [(y := (x * 2).cpu().numpy()), y.__setitem__(0, 1)],
+}
+
+
+def described(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return [described(one) for one in value]
+    if isinstance(value, dict):
+        return {key: described(one) for key, one in value.items()}
+    return (type(value).__name__, value.tolist()) if isinstance(value, (np.ndarray, torch.Tensor)) else value
+
+
+@pytest.mark.parametrize("name", [*RETURNED, *NEEDED])
+def test_an_array_of_a_tensor_that_was_computed(device: torch.device, name: str) -> None:
+    fn = RETURNED.get(name) or NEEDED[name]
+    fast = pygraph.jit(fn)
+    held: list[tuple[Any, Any]] = []
+    for seed in range(5):
+        x = torch.randn(2, 3, generator=torch.Generator().manual_seed(seed)).to(device)
+        held.append((fast(x), fn(x)))
+    assert [described(got) for got, _ in held] == [described(expected) for _, expected in held]
+    assert name in NEEDED or fast.cache_info().hits == 4
+
+
+def test_arrays_that_are_stored(device: torch.device) -> None:
+    class Agent:
+        def __init__(self) -> None:
+            self.last: Any = None
+            self.log: list[Any] = []
+
+        def act(self, x: torch.Tensor) -> torch.Tensor:
+            self.last = (x * 2).cpu().numpy()
+            self.log.append(x.sum(0).cpu().numpy())
+            return x + 1
+
+    eager, jitted = Agent(), Agent()
+    fast = pygraph.jit(jitted.act)
+    for seed in range(6):
+        x = torch.randn(2, 3, generator=torch.Generator().manual_seed(seed)).to(device)
+        assert torch.equal(fast(x), eager.act(x))
+        assert type(jitted.last) is np.ndarray
+        assert described([jitted.last, jitted.log]) == described([eager.last, eager.log])
+
+
+def test_a_tensor_of_which_there_is_no_array(device: torch.device) -> None:
+    def fn(x: torch.Tensor) -> Any:
+        return x.cpu().numpy()
+
+    fast = pygraph.jit(fn)
+    for _ in range(3):
+        x = torch.ones(2, device=device, requires_grad=True)
+        with pytest.raises(RuntimeError, match="requires grad"):
+            fast(x)
+        with pytest.raises(TypeError, match="BFloat16"):
+            fast(torch.ones(2, device=device, dtype=torch.bfloat16))

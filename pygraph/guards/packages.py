@@ -56,6 +56,7 @@ def _is_generated(file: str) -> bool:
     return file.startswith("<") and not file.startswith(("<ipython", "<stdin"))
 
 
+@functools.lru_cache(maxsize=4096)
 def _is_in_packages(file: str) -> bool:
     return any(part in _INSTALLED for part in pathlib.PurePath(file).parts)
 

@@ -74,6 +74,15 @@ def whole_of(fn: Any) -> Any:
     return None
 
 
+def instance_of(fn: Any) -> Any:
+    """The object of a bound method, below what wraps it; None if it is none."""
+    for _ in range(_WRAPPINGS):
+        if type(fn) is types.MethodType:
+            return fn.__self__
+        fn = (attributes_of(fn) or {}).get("__wrapped__")
+    return None
+
+
 def walk_function(walk: Walk, name: str, fn: types.FunctionType, depth: int) -> None:
     """Guard a function's code and walk all that it reads besides its arguments."""
     if fn is walk.whole:

@@ -79,7 +79,7 @@ def walk_from(fn: Any, roots: Mapping[str, Any], *, hooks: bool = False) -> Walk
     """
     walk = Walk(follows_hooks=hooks)
     walk.objects.append(fn)
-    walk.whole = functions.whole_of(fn)
+    walk.whole, walk.own = functions.whole_of(fn), functions.instance_of(fn)
     if fn is not None:
         namespaces.walk_class(walk, "", torch.nn.Parameter, 0)  # what an operator does, which no code has a name for
     walk.visit("", fn, 0)

@@ -44,6 +44,7 @@ class Walk:
         strongly: The ids of all that is found in other ways.
         whole: The function that the callable is a part of, without calling it: of all objects only the attributes count
             that code of the part has names for. None if it is no part.
+        own: The object of which the callable is a method; None if it is no method.
         skipped: The name and the depth at which that was found; None if it was not.
         names_of_others: Names in the user's code that is not code of the part.
         unseen: The name of something that was not looked at, since there is too much that deep; None if all was.
@@ -65,6 +66,7 @@ class Walk:
         self.weakly: set[int] = set()
         self.strongly: set[int] = set()
         self.whole: Any = None
+        self.own: Any = None
         self.skipped: tuple[str, int] | None = None
         self.names_of_others: set[str] = set()
         self.unseen: str | None = None
@@ -100,8 +102,8 @@ class Walk:
 
     def _has_others_of_whole(self) -> bool:
         """Whether there is an object besides the callable's own that has that function as its method, as in a tree."""
-        own, name = getattr(self.objects[0], "__self__", None), self.whole.__name__
-        kinds = {type(one) for one in self.objects if one is not own}
+        name = self.whole.__name__
+        kinds = {type(one) for one in self.objects if one is not self.own}
         methods = (next((vars(cls)[name] for cls in kind.__mro__ if name in vars(cls)), None) for kind in kinds)
         return any(method is self.whole for method in methods)
 

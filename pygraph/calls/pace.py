@@ -37,7 +37,7 @@ _CLEARLY, _MUCH, _MUCH_WITH_BACKWARD = 0.9, 0.5, 0.1
 _RESTLESS_CALLS, _RECENT, _OFTEN = 16, 8, 2
 """Calls after which a function may be found to come to no rest: if so many of the recent ones were compiled."""
 _LONG_CALLS, _LONG = 6, 30.0
-"""The same of calls that have taken so many seconds together."""
+"""Fewer calls suffice where they have taken so many seconds together, and half of the recent ones were compiled."""
 
 _PER_KERNEL = 8e-6
 """Seconds of the host that each kernel stands for, with the operation around it: calls that take less keep pace."""

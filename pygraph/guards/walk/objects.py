@@ -173,7 +173,7 @@ def _walk_user_object(walk: Walk, name: str, value: Any, depth: int) -> None:
     state = attributes_of(value) or {}
     if (wrapped := state.get("__wrapped__")) is not None:
         walk.visit(name, wrapped, depth)  # a transformed function's own
-    if issubclass(type(value), torch.library.CustomOpDef):
+    if issubclass(type(value), torch.library.CustomOpDef):  # pyright: ignore[reportPrivateImportUsage]  # in its docs
         return  # an operation of the user's is opaque to a trace, and so is what its code reads
     for key, item in list(state.items()):  # what a library has been given to call, as the hooks of saved tensors
         if issubclass(type(item), _CALLABLE) and not is_library(getattr(item, "__module__", None)):

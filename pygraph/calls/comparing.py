@@ -31,7 +31,8 @@ MEASURES = True
 _BLOCK = 4
 """Calls of one kind in a row, of which the first does not count."""
 _BLOCKS = 4
-_CLEARLY = 0.9
+CLEARLY = 0.9
+"""The share of the time of graphs which the function as it is has to stay below to be the faster way."""
 
 
 def compares(function: Engine) -> bool:
@@ -67,7 +68,7 @@ class Blocks:
         is_of_one_way: Whether it is known.
     """
 
-    def __init__(self, function: Engine, blocks: int = _BLOCKS, clearly: float = _CLEARLY, graphs: float = 0.0) -> None:
+    def __init__(self, function: Engine, blocks: int = _BLOCKS, clearly: float = CLEARLY, graphs: float = 0.0) -> None:
         self._function, self._count, self._clearly, self._graphs = function, blocks * _BLOCK, clearly, graphs
         self.is_of_one_way = graphs > 0.0
         self._seconds: tuple[list[float], list[float]] = ([], [])

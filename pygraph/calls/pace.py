@@ -19,7 +19,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from pygraph.calls import limits, retries, surroundings
-from pygraph.calls.comparing import FASTER, Blocks, compares, drivers_of
+from pygraph.calls.comparing import CLEARLY, FASTER, Blocks, compares, drivers_of
 from pygraph.calls.engine import Engine
 from pygraph.calls.entries import Differentiated
 from pygraph.ir.descriptors import Fallback
@@ -31,8 +31,8 @@ _RESTLESS = Fallback("the call", "its calls are compiled again and again, and it
 _EARLY = 4
 """Calls without a compilation after which a call may be found to take much longer than the function as it is."""
 
-_CLEARLY, _MUCH, _MUCH_WITH_BACKWARD = 0.9, 0.5, 0.1
-"""Shares of the time of calls which the function as it is has to stay below to be taken."""
+_MUCH, _MUCH_WITH_BACKWARD = 0.5, 0.1
+"""Shares as `CLEARLY` is one, where little is known of the calls, and where their backward is not timed."""
 
 _RESTLESS_CALLS, _RECENT, _OFTEN = 16, 8, 2
 """Calls after which a function may be found to come to no rest: if so many of the recent ones were compiled."""
@@ -130,7 +130,7 @@ class Pace:
         if self._has_backward(result) or not self._is_slow():
             self.watches = False
         else:
-            self._blocks = Blocks(self._engine, 2 if is_early else 4, _MUCH if is_early or has_gradient else _CLEARLY)
+            self._blocks = Blocks(self._engine, 2 if is_early else 4, _MUCH if is_early or has_gradient else CLEARLY)
 
     def _is_restless(self) -> bool:
         """Whether something is compiled in calls again and again."""

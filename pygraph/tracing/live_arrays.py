@@ -130,16 +130,16 @@ class LiveArray:
     def astype(self, dtype: Any, **options: Any) -> Any:
         """As of the array, where a number becomes the same one, or a rounded float."""
         wanted = np.dtype(dtype)
-        is_safe = self._dtype.kind in "biu" or wanted.kind in ("f", "c")
-        found = _torch_dtype(wanted) if is_safe and self._dtype.kind in "biuf" and wanted.kind != "c" else None
+        kinds = self._dtype.kind, wanted.kind
+        is_safe = (kinds[0] in "biu" and kinds[1] in "biuf") or kinds == ("f", "f")
+        found = _TORCH_DTYPES.get(wanted) if is_safe else None
         if found is None or not options.keys() <= {"copy"}:
             return _refuse(self, "astype")
         return self._like(self._tensor.to(found, copy=options.get("copy", True)))
 
     def _like(self, tensor: torch.Tensor) -> Any:
         """A live array of what is computed of this one."""
-        dtype = _numpy_dtype(tensor.dtype)
-        return LiveArray(self._name, dtype.str, tensor, self._note, is_made=self._is_made)
+        return LiveArray(self._name, _DTYPES[tensor.dtype].str, tensor, self._note, is_made=self._is_made)
 
     def __setattr__(self, name: str, value: Any) -> NoReturn:
         _refuse(self, name)
@@ -165,20 +165,12 @@ def _is_basic(index: Any) -> bool:
     return index is None or index is Ellipsis or type(index) is int
 
 
-def _torch_dtype(dtype: Any) -> torch.dtype | None:
-    """The dtype of torch's that is one of NumPy's; None if there is none."""
-    try:
-        return torch.from_numpy(np.empty(0, dtype)).dtype
-    except TypeError:
-        return None
-
-
-def _numpy_dtype(dtype: torch.dtype) -> Any:
-    return next(found for found in map(np.dtype, _DTYPES) if _torch_dtype(found) == dtype)
-
-
-_DTYPES = ("?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16")
-_TORCH_DTYPES = frozenset(map(_torch_dtype, map(np.dtype, _DTYPES)))
+# By dtype of torch's, that of NumPy's, where there is one.
+_DTYPES = {
+    torch.from_numpy(np.empty(0, dtype)).dtype: np.dtype(dtype)
+    for dtype in ("?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16")
+}
+_TORCH_DTYPES = {found: dtype for dtype, found in _DTYPES.items()}
 
 
 def _arithmetic(name: str, function: Callable[[Any, Any], Any]) -> Callable[[LiveArray, Any], Any]:
@@ -193,7 +185,7 @@ def _arithmetic(name: str, function: Callable[[Any, Any], Any]) -> Callable[[Liv
                 result = function(np.ones(1, array["_dtype"]), other).dtype
         except OverflowError:
             return _refuse(self, name)
-        found = _torch_dtype(result)
+        found = _TORCH_DTYPES.get(result)
         if found is None:
             return _refuse(self, name)
         tensor = array["_tensor"].to(found)
@@ -258,9 +250,9 @@ def array_of(tensor: torch.Tensor, note: Callable[[str], None]) -> Any:
         A live array; None if eager raises an error, or NumPy has no such dtype.
     """
     is_shown = tensor.device.type == "cpu" and not tensor.requires_grad and tensor.layout == torch.strided
-    if not is_shown or tensor.is_conj() or tensor.is_neg() or tensor.dtype not in _TORCH_DTYPES:
+    if not is_shown or tensor.is_conj() or tensor.is_neg() or tensor.dtype not in _DTYPES:
         return None
-    return LiveArray("the result of numpy()", _numpy_dtype(tensor.dtype).str, tensor, note, is_made=True)
+    return LiveArray("the result of numpy()", _DTYPES[tensor.dtype].str, tensor, note, is_made=True)
 
 
 def with_array_results(result: Any, is_leaf: Callable[[Any], bool]) -> Any:

@@ -196,16 +196,20 @@ class NumberUses:
 
     def join_relied_on(self) -> None:
         """Have all that the trace relies on be one comparison, as there may be many such operations."""
-        text = " and ".join(self._relied_on)
-        if text and (self.known is None or text not in self.known):
-            self.missing[NumberUse(text, False, self._before_relying)] = frozenset[int]().union(
-                *self._relied_on.values()
-            )
+        if self._relied_on:
+            leaves = frozenset[int]().union(*self._relied_on.values())
+            self.note_guard(" and ".join(self._relied_on), leaves, self._before_relying)
 
-    def note_guard(self, text: str, leaves: frozenset[int]) -> None:
-        """Note the comparisons that torch has made, of the same numbers, unless they are an input."""
+    def note_guard(self, text: str, leaves: frozenset[int], before: tuple[tuple[str, Any], ...] = ()) -> None:
+        """Note comparisons that nothing in the function asks for, as one, unless they are an input.
+
+        Args:
+            text: The comparisons.
+            leaves: The leaves of the arguments that they are made of.
+            before: The decisions before them, and what came out.
+        """
         if self.known is None or text not in self.known:
-            self.missing.setdefault(NumberUse(text, False), leaves)
+            self.missing.setdefault(NumberUse(text, False, before), leaves)
 
     def comparisons(self) -> list[str]:
         """The texts of comparisons that are no inputs."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import sys
 import types
+from collections.abc import Iterator
 from typing import Any
 
 from pygraph.guards.attributes import attributes_of
@@ -64,23 +65,24 @@ def walk_static_method(walk: Walk, name: str, method: Any, depth: int) -> None:
 
 def whole_of(fn: Any) -> Any:
     """The function that another one is a part of, below methods and what wraps it; None if it is no part."""
-    for _ in range(_WRAPPINGS):
-        if type(fn) is types.MethodType:
-            fn = fn.__func__
-        attributes = attributes_of(fn) or {}
-        if PART_OF in attributes:
-            return attributes[PART_OF]
-        fn = attributes.get("__wrapped__")
-    return None
+    found = (attributes_of(_function_of(one)) or {} for one in _wrappings(fn))
+    return next((attributes[PART_OF] for attributes in found if PART_OF in attributes), None)
 
 
 def instance_of(fn: Any) -> Any:
     """The object of a bound method, below what wraps it; None if it is none."""
+    return next((one.__self__ for one in _wrappings(fn) if type(one) is types.MethodType), None)
+
+
+def _wrappings(fn: Any) -> Iterator[Any]:
+    """A callable, and what it wraps, step by step."""
     for _ in range(_WRAPPINGS):
-        if type(fn) is types.MethodType:
-            return fn.__self__
-        fn = (attributes_of(fn) or {}).get("__wrapped__")
-    return None
+        yield fn
+        fn = (attributes_of(_function_of(fn)) or {}).get("__wrapped__")
+
+
+def _function_of(fn: Any) -> Any:
+    return fn.__func__ if type(fn) is types.MethodType else fn
 
 
 def walk_function(walk: Walk, name: str, fn: types.FunctionType, depth: int) -> None:

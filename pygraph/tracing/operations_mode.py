@@ -29,6 +29,7 @@ from pygraph.ir.random_states import random_state
 from pygraph.ir.source_lines import PYGRAPH_FOLDER, TORCH_FOLDER, user_frame
 from pygraph.tracing.assumptions import Assumptions
 from pygraph.tracing.backward_lines import BackwardLines
+from pygraph.tracing.constants import without_constants
 from pygraph.tracing.data_assignments import DataAssignments
 from pygraph.tracing.decisions import has_unknown_sizes, operation_under_way, with_known_sizes
 from pygraph.tracing.descriptions import without_undescribed
@@ -133,7 +134,7 @@ class OperationsMode(TorchDispatchMode):
         graph: fx.Graph = tracing.tracer.graph
         last = next(iter(reversed(graph.nodes)), None)
         self._assumptions.before_operation()
-        with operation_under_way(last):
+        with operation_under_way(last), without_constants(func, args, kwargs):
             out = without_undescribed(func, args, func(*args, **kwargs))
         if not (isinstance(func, torch._ops.OpOverload) and func._schema.is_mutable):  # whose results are arguments
             out = with_known_sizes(out)

@@ -20,6 +20,7 @@ from pygraph.calls.retries import Budget, Looks, TracesByForm
 from pygraph.calls.variants import Variants
 from pygraph.ir.descriptors import Fallback
 from pygraph.process.log import log
+from pygraph.runtime.common_graphs import CommonGraphs
 from pygraph.runtime.driver import Pool
 from pygraph.tracing.number_uses import UsedNumbers
 
@@ -41,6 +42,7 @@ class Shared:
         lock: The turn of a thread: replays share memory.
         counts: The calls of all of them.
         pools: The memory of their graphs, by device.
+        common: Graphs that several of their ways have in common.
         releases: Functions that give back graphs which a finalizer could not, called before the next compilation.
         late_kinds: The budget of compiling kinds of calls beyond a function's first few.
     """
@@ -49,8 +51,14 @@ class Shared:
         self.lock = threading.RLock()
         self.counts = Counts()
         self.pools: dict[torch.device, Pool] = {}
+        self.common = CommonGraphs()
         self.releases: collections.deque[Callable[[], None]] = collections.deque()
         self.late_kinds = Budget(0, limits.LIMITS.late_kind_share)
+
+    def forget_graphs(self) -> None:
+        """Forget the memory of graphs and what they have in common, as all of them are given back."""
+        self.pools.clear()
+        self.common.clear()
 
 
 class Cache:

@@ -375,7 +375,7 @@ class Engine:
         self.objects.clear()
         if self.is_root:
             self.modules.clear()
-            self.shared.pools.clear()
+            self.shared.forget_graphs()
             self.shared.counts.reset()
 
     @contextlib.contextmanager

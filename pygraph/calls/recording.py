@@ -19,6 +19,7 @@ from pygraph.ir.program import Program
 from pygraph.process import extension
 from pygraph.process.collection import collection_postponed
 from pygraph.process.log import log
+from pygraph.runtime.common_graphs import CommonGraphs
 from pygraph.runtime.devices import driver_for
 from pygraph.runtime.driver import Driver, InterruptedCaptureError, Pool
 from pygraph.runtime.executable import Executable, RefusedNodesError
@@ -36,6 +37,7 @@ def record_program(
     leaves: Sequence[Any],
     reused: ReusedMemory | None = None,
     policy: SelectionPolicy | None = None,
+    common: CommonGraphs | None = None,
 ) -> Executable:
     """Record the graphs of a Program.
 
@@ -46,6 +48,7 @@ def record_program(
         leaves: The leaves of ``(args, kwargs)`` of a call, as examples; they are not changed.
         reused: Where graphs that write results to the same memory at every call say so; None for fresh results.
         policy: How to select in which way every region runs; None to have it run as the Program says.
+        common: Graphs of other Programs of the same function, which regions like theirs run as well.
 
     Returns:
         The executable; its Program is the one that runs.
@@ -64,7 +67,7 @@ def record_program(
         # The regions that are remembered are those that there are when all nodes are cut out that the device refuses.
         are_those = selecting is None or not selecting.remembered or len(program.regions) == regions
         try:
-            executable = Executable(program, driver, pool, leaves, reused, selecting if are_those else None)
+            executable = Executable(program, driver, pool, leaves, reused, selecting if are_those else None, common)
             break
         except RefusedNodesError as error:
             program = refuse(error.program, error.nodes, error.reason)
@@ -121,9 +124,10 @@ class Recorder:
         is_measured = any(one.is_measured for one in self._function.passes)
         policy = self._function.options.selection if is_measured else None
         pool, made = pools[program.device], list[Executable]()
+        common = self._shared.common if self.donation is None and self.reused is None else None
 
         def record() -> None:
-            made.append(record_program(program, driver, pool, leaves, self.reused, policy))
+            made.append(record_program(program, driver, pool, leaves, self.reused, policy, common))
 
         try:
             with driver.unwatched(), collection_postponed():

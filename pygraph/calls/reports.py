@@ -55,8 +55,8 @@ _MOST_NODES = 200
 def _outline(program: Program, executable: Executable | None, profile: Profile | str | None) -> Outline:
     """The Program as plain data, with what graphs have recorded for its nodes and what their kernels take."""
     recorded: dict[fx.Node, tuple[tuple[str, ...], str]] = {}
-    for graph in executable.graphs if executable is not None else ():
-        recorded |= graph.recorded_nodes()
+    for bound in executable.regions if executable is not None else ():
+        recorded |= {} if bound.graph is None else bound.graph.recorded_nodes(bound.body.nodes)
     return outline(program, _MOST_NODES, recorded, profile.nodes if isinstance(profile, Profile) else None)
 
 

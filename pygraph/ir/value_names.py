@@ -13,9 +13,9 @@ import hashlib
 from collections.abc import Collection
 from typing import Any
 
-import torch
 from torch import fx
 
+from pygraph.ir.argument_keys import arguments_key
 from pygraph.ir.decisions import decisions_among, is_question
 from pygraph.ir.descriptors import Argument, Captured, Element, Input, ScalarArgument, TensorSpec
 from pygraph.ir.effects import (
@@ -95,37 +95,8 @@ def _name_of_result(node: fx.Node, *before: str) -> str | None:
     is_known = (is_operation(node) and not written_arguments(node)) or is_selection(node)
     if not (is_known or is_view(node)) or is_question(node):
         return None
-    try:
-        return _digest(str(node.target), *map(_part, (node.args, node.kwargs)), *before)
-    except _NamelessError:
-        return None
-
-
-class _NamelessError(Exception):
-    """An argument of a node has no name."""
-
-
-def _part(value: Any) -> Any:
-    """The part of a name that stands for an argument."""
-    if isinstance(value, fx.Node):
-        name = value_name(value)
-        if name is None:
-            raise _NamelessError
-        return name
-    if isinstance(value, (list, tuple)):
-        return tuple(map(_part, value))
-    if isinstance(value, dict):
-        return tuple((key, _part(one)) for key, one in value.items())
-    if isinstance(value, slice):
-        return "slice", *map(_part, (value.start, value.stop, value.step))
-    if not isinstance(value, _BY_TEXT):
-        raise _NamelessError
-    return type(value).__name__, repr(value)
-
-
-_BY_TEXT = (
-    bool, int, float, complex, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format,
-)  # fmt: skip
+    parts = arguments_key(node, value_name)
+    return None if parts is None else _digest(str(node.target), *parts, *before)
 
 
 def _digest(*parts: Any) -> str:

@@ -75,6 +75,7 @@ class RegionGraph:
         fallbacks: Why what is copied is copied.
         saved: Memory for saved tensors, which stays with the graph; None if it has none.
         spread: How far ordinary launches of the region are apart.
+        holders: How many regions it serves; it lives until all of them have released it.
     """
 
     def __init__(
@@ -92,6 +93,7 @@ class RegionGraph:
         self.body = body
         self.driver = driver
         self.pool = pool
+        self.holders = 1
         self.spread = LaunchSpread(body, driver)
         self._reused = reused
         self._saved_nodes = saved
@@ -281,7 +283,8 @@ class RegionGraph:
 
     def replay_natively(self) -> None:
         """Replay by C++ in calls that Python serves, once there have been some."""
-        self._native = NativeReplay(self.driver.counters)
+        if self._native is None:
+            self._native = NativeReplay(self.driver.counters)
 
     def _increment_versions(self, inputs: Sequence[torch.Tensor]) -> None:
         """Let autograd notice what a replay has changed: earlier results in reused memory, and updated tensors."""
@@ -295,8 +298,8 @@ class RegionGraph:
         """Whether outputs are in the same memory at every replay."""
         return self._reused is not None
 
-    def recorded_nodes(self) -> dict[fx.Node, tuple[tuple[str, ...], str]]:
-        """By node of the region, the names of what was recorded for it, and how that gets its pointers."""
+    def recorded_nodes(self, nodes: Sequence[fx.Node]) -> dict[fx.Node, tuple[tuple[str, ...], str]]:
+        """By node of a region, the names of what was recorded for it, and how that gets its pointers."""
         ways: dict[int, collections.Counter[str]] = collections.defaultdict(collections.Counter)
         changed = {
             "by the host": self.choice.host,
@@ -314,7 +317,7 @@ class RegionGraph:
         totals: dict[fx.Node, collections.Counter[str]] = {}
         for number, recorded in enumerate(self.graph.nodes):
             if recorded.op >= 0:  # else it is one of ours
-                node = self.body.nodes[recorded.op]
+                node = nodes[recorded.op]
                 names.setdefault(node, []).append(recorded.name)
                 totals.setdefault(node, collections.Counter()).update(ways[number])
         return {node: (tuple(found), _pointers_text(totals[node])) for node, found in names.items()}
@@ -369,8 +372,16 @@ class RegionGraph:
             "outputs": sum(memory.extent.size for memory in fresh),
         }
 
+    def held_again(self) -> RegionGraph:
+        """The graph for one more region, which releases it as others do."""
+        self.holders += 1
+        return self
+
     def release(self) -> None:
-        """Give the graph and its buffers back."""
+        """Give the graph and its buffers back, if no other region has it."""
+        self.holders -= 1
+        if self.holders > 0:
+            return
         if self._native is not None:
             self._native.end()
         self._region.release([] if self.saved is None else self.saved.release())

@@ -29,6 +29,7 @@ from pygraph.runtime.body import RegionBody
 from pygraph.runtime.bound_region import BoundRegion
 from pygraph.runtime.calling_convention import CallingConvention, Values
 from pygraph.runtime.capture import RegionGraph
+from pygraph.runtime.common_graphs import CommonGraphs, CommonRegion
 from pygraph.runtime.copies import ChangedError, trial_leaves
 from pygraph.runtime.discovery import RefusedError
 from pygraph.runtime.driver import Driver, InterruptedCaptureError, Pool, RandomStates, random_states_restored
@@ -80,6 +81,7 @@ class Executable:
         leaves: Sequence[Any],
         reused: ReusedMemory | None = None,
         selecting: Selecting | None = None,
+        common: CommonGraphs | None = None,
     ) -> None:
         """Record the graphs of ``program`` with the arguments of one call as examples; they are not changed.
 
@@ -90,12 +92,14 @@ class Executable:
             leaves: The leaves of ``(args, kwargs)`` of a call.
             reused: Where graphs that write results to the same memory at every call say so; None for fresh results.
             selecting: How the ways of running a region are compared; None to run it as the Program says.
+            common: Graphs of other Programs of the function; regions like theirs run these.
 
         Raises:
             RefusedNodesError: The device does not record some of the nodes.
         """
         self._reused = reused
         self._selecting = selecting
+        self._common = common if len(program.regions) > 1 else None
         self.driver = driver
         self.pool = pool
         self.program, self.regions = program, list[BoundRegion]()
@@ -159,16 +163,23 @@ class Executable:
         """Record a region, and select how it runs if that is wanted."""
         body, region, selecting = bound.body, bound.region, self._selecting
         known = None if selecting is None else selecting.remembered.get(region.index)
+        saved = self.convention.saved_nodes()
+        wanted = region.way, self._mechanism, self.driver.device.type
+        common = CommonRegion(self._common, body, inputs, saved, wanted)
+        known = known or common.selection
         if known is not None:
             self.selections[region.index] = known
         default = Candidate(region.way) if known is None else known.chosen
         if default == LAUNCH:
             return
+        shared = common.graph()
+        if shared is not None and (known is not None or selecting is None):
+            bound.graph = shared
+            return
         state = WrittenState(body, inputs)
         call = BoundCall(body, self.driver, self.pool, inputs, numbers, state)
         selector = None if selecting is None or known is not None else RegionSelector(selecting, call, default)
         example = Example.of(body, self.driver, inputs, numbers, state)
-        saved = self.convention.saved_nodes()
 
         def record(one: Candidate, pool: Pool = self.pool) -> RegionGraph:
             mechanism = one.mechanism if known is None else known.mechanism
@@ -177,9 +188,9 @@ class Executable:
             return RegionGraph(body, self.driver, pool, example, one.way, mechanism, self._reused, saved, measures)
 
         begin = time.perf_counter()
-        bound.graph = record(default)
+        bound.graph = record(default) if shared is None else shared
         seconds = time.perf_counter() - begin
-        self.recorded += 1
+        self.recorded += shared is None
         if selector is not None and selecting is not None:
             selection = selector.select(bound.graph, seconds, record)
             if selection.chosen not in (default, LAUNCH):
@@ -190,6 +201,7 @@ class Executable:
             # Later rounds would write to results of earlier calls, of which one may be an argument.
             if selection.provisional is not None and self._reused is None:
                 bound.review = Review(selecting, selection)
+        common.keep(bound.graph, self.selections.get(region.index))
         if bound.graph.saved is not None:
             bound.graph.saved.forget_streams()
 

@@ -27,7 +27,7 @@ def compiled(device: torch.device, mechanism: Any) -> Any:
 def test_nodes_add_up_to_those_of_the_graph(device: torch.device, mechanism: str) -> None:
     executable = compiled(device, mechanism)._entry.executable
     (graph,) = executable.graphs
-    recorded = graph.recorded_nodes()
+    recorded = graph.recorded_nodes(graph.body.nodes)
     names = Counter(name for kernels, _ in recorded.values() for name in kernels)
     assert names == Counter(node.name for node in graph.graph.nodes if node.op >= 0)
     assert set(recorded) <= set(graph.body.nodes)
@@ -44,5 +44,5 @@ def test_nodes_add_up_to_those_of_the_graph(device: torch.device, mechanism: str
 
 def test_nodes_without_changes_say_so(device: torch.device) -> None:
     (graph,) = compiled(device, "host")._entry.executable.graphs
-    texts = {str(node.target): text for node, (_, text) in graph.recorded_nodes().items()}
+    texts = {str(node.target): text for node, (_, text) in graph.recorded_nodes(graph.body.nodes).items()}
     assert texts["aten.relu.default"] == "as recorded"

@@ -28,11 +28,11 @@ _ALONE = (
     ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda, ast.Try,
 )  # fmt: skip
 _PLAIN = (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Expr, ast.If, ast.With)
-# Functions whose results are on the host, and those that are called for what they do there.
-_OF_THE_HOST = frozenset(
-    {"item", "tolist", "cpu", "numpy", "int", "float", "bool", "print", "append", "extend", "write", "log", "info",
-     "debug", "warning", "update", "set_postfix", "range", "enumerate", "zip", "next", "open"}
-)  # fmt: skip
+# Functions and methods whose results are on the host, and methods that are called for what they do there. Tensors have
+# methods of such names as well (`x.float()`, `x.log()`).
+_FUNCTIONS_OF_THE_HOST = frozenset({"int", "float", "bool", "print", "range", "enumerate", "zip", "next", "open"})
+_METHODS_OF_THE_HOST = frozenset({"item", "tolist", "cpu", "numpy"})
+_ACTIONS = frozenset({"append", "extend", "write", "log", "info", "debug", "warning", "update", "set_postfix"})
 _CONTEXTS = frozenset({"no_grad", "enable_grad", "inference_mode", "set_grad_enabled", "autocast"})
 
 
@@ -127,10 +127,7 @@ class Outline:
             return False
         if lines[-1] < self._failed and self._computing.isdisjoint(lines):
             return False
-        for node in ast.walk(statement):
-            if isinstance(node, _ALONE) or (isinstance(node, ast.Call) and _name_of(node) in _OF_THE_HOST):
-                return False
-        return True
+        return not any(isinstance(node, _ALONE) or _is_of_the_host(node) for node in ast.walk(statement))
 
     def _called(self, run: list[ast.stmt]) -> list[ast.stmt]:
         """A call of a run; the statements themselves where that cannot be, or would be of no use."""
@@ -181,6 +178,16 @@ def _are_of_torch(items: Sequence[ast.withitem]) -> bool:
     """Whether contexts are some of torch's; others may end an error, after which variables of a run were lost."""
     calls = [item.context_expr for item in items]
     return all(isinstance(call, ast.Call) and _name_of(call) in _CONTEXTS for call in calls)
+
+
+def _is_of_the_host(node: ast.AST) -> bool:
+    """Whether something inside a statement is a call that is for the host."""
+    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and _name_of(node.value) in _ACTIONS:
+        return True
+    if not isinstance(node, ast.Call):
+        return False
+    names = _FUNCTIONS_OF_THE_HOST if isinstance(node.func, ast.Name) else _METHODS_OF_THE_HOST
+    return _name_of(node) in names
 
 
 def _name_of(call: ast.Call) -> str:

@@ -199,7 +199,7 @@ CASES = {
     "work": Case(work, lambda make: ([make(1), 2.0, make(3)],), kept=False),
     "swap": Case(swap, lambda make: ([make(1), make(2)],)),
     "adam": Case(adam, lambda make: ({"step": 0, "mean": make(1), "square": make(2).abs()},), 2),
-    "steps": Case(steps, lambda make: ({"step": 0, "inner": [{"scale": 2.0}]},), 4),  # a size and two ways
+    "steps": Case(steps, lambda make: ({"step": 0, "inner": [{"scale": 2.0}]},), 4, hits=1),  # a size and two ways
     "linked": Case(linked, lambda make: ([], {}), kept=False),
     "stored argument": Case(stored_argument, lambda make: ([make(1)], {}), kept=False),
     "returned": Case(returned, lambda make: ([],)),

@@ -89,7 +89,7 @@ def with_parts(result: Any, is_leaf: Callable[[Any], bool] | None = None, kind: 
     seen: set[int] = set()
 
     def convert(value: Any, depth: int = 0) -> Any:
-        if id(value) in seen or depth == _DEEP or not holds_tensors(value, kind):
+        if id(value) in seen or depth == _DEEP or not holds_tensors(value, kind) or (is_leaf and is_leaf(value)):
             return value
         seen.add(id(value))
         deeper = functools.partial(convert, depth=depth + 1)
@@ -101,19 +101,19 @@ def with_parts(result: Any, is_leaf: Callable[[Any], bool] | None = None, kind: 
 
 def has_objects(leaves: Iterable[Any]) -> bool:
     """Whether any leaf is an object that may be flattened."""
-    return any(_has_parts(type(leaf)) for leaf in leaves)
+    return any(has_parts(type(leaf)) for leaf in leaves)
 
 
 def holds_tensors(value: Any, kind: type[Any] = torch.Tensor, depth: int = 0) -> bool:
     """Whether an object that can be flattened has a tensor of a class in its attributes, or in theirs."""
-    if depth > _DEEP or not _has_parts(type(value)):
+    if depth > _DEEP or not has_parts(type(value)):
         return False
     leaves = pytree.tree_leaves(list(attributes_of(value).values()))
     return any(isinstance(leaf, kind) or holds_tensors(leaf, kind, depth + 1) for leaf in leaves)
 
 
 @functools.cache
-def _has_parts(cls: type) -> bool:
+def has_parts(cls: type) -> bool:
     """Whether objects of a class are nothing but their attributes."""
     if issubclass(cls, _WHOLE) or cls in pytree.SUPPORTED_NODES:
         return False

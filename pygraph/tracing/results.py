@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 
 from pygraph.errors import GradientError, SpentGraphError, TraceError, describe
 from pygraph.guards.argument_containers import is_container
-from pygraph.guards.objects import with_parts
+from pygraph.guards.objects import has_parts, with_parts
 from pygraph.ir.paths import flatten_with_path
 from pygraph.tracing.argument_changes import stored_attribute
 from pygraph.tracing.computed_floats import without_source
@@ -116,10 +116,10 @@ def graph_values(leaves: Iterable[Any]) -> list[Any]:
 def stays_whole(value: Any) -> bool:
     """Whether a value in a result is not taken apart: it would be put together again as another one.
 
-    That is a torch.Size of numbers, of which torch would make a tuple, and in a trace a list, a dict or a deque that
-    was there before the call: the caller gets the very same.
+    That is a torch.Size of numbers, of which torch would make a tuple, and in a trace a list, a dict, a deque or an
+    object that was there before the call: the caller gets the very same.
     """
-    return is_known_size(value) or (is_container(value) and _is_from_before.get()(value))
+    return is_known_size(value) or ((is_container(value) or has_parts(type(value))) and _is_from_before.get()(value))
 
 
 def is_known_size(value: Any) -> bool:

@@ -1,8 +1,9 @@
-"""Containers that a function returns: the very same if they were there before the call, as in eager."""
+"""Containers and objects that a function returns: the very same if they were there before the call, as in eager."""
 
 from __future__ import annotations
 
 import collections
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -137,3 +138,53 @@ def test_keyword_arguments_that_are_changed_between_parts(device: torch.device) 
         assert found[1:] == expected[1:]
         assert set(given) == {"count", "k"}
     assert fast.cache_info().captures > 0
+
+
+class Record:
+    """An object that is nothing but its attributes."""
+
+    def __init__(self, value: Tensor) -> None:
+        self.value, self.count = value, 0
+
+
+def returned(x: Tensor, kept: Any) -> Any:
+    kept.record.value = x + 1
+    return kept.record
+
+
+def returned_inside(x: Tensor, kept: Any) -> Any:
+    kept.record.value = x * 2
+    kept.record.count += 1
+    return {"old": kept.record, "new": Record(x * 3)}, kept
+
+
+def stored(x: Tensor, kept: Any) -> Any:
+    kept.records[1].value = x.sin()
+    kept.log.append(kept.records[1])
+    return x + 1
+
+
+def stored_argument(x: Tensor, kept: Any, record: Record) -> Any:
+    record.value = x + 3
+    kept.log.append(record)
+    return record
+
+
+@pytest.mark.parametrize("fn", [returned, returned_inside, stored, stored_argument])
+def test_objects_in_which_a_call_stores_tensors(device: torch.device, fn: Callable[..., Any]) -> None:
+    def make(run: Callable[..., Any]) -> list[Any]:
+        kept = types.SimpleNamespace(record=Record(torch.zeros(3, device=device)), log=[])
+        kept.records = [kept.record, Record(torch.zeros(3, device=device))]
+        passed = [Record(torch.zeros(3, device=device))] if fn is stored_argument else []
+        call = run(lambda x: fn(x, kept, *passed))
+        results = [(call(x), kept) for x in [*tensors(device), *tensors(device)]]
+        old = [(one["old"], one["new"]) for (one, _), _ in results] if fn is returned_inside else []
+        if old:
+            assert all(one is kept.record for one, _ in old)
+            assert len({id(new) for _, new in old}) == len(old)
+        known = [id(kept), *map(id, kept.records), *map(id, passed)]
+        shown = [known.index(id(one)) if id(one) in known else None for one, _ in results]
+        return [shown, [known.index(id(one)) for one in kept.log], [[*vars(one).values()] for one in kept.records]]
+
+    mine, expected = make(pygraph.jit), make(lambda call: call)
+    torch.testing.assert_close(mine, expected)

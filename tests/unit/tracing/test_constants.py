@@ -55,6 +55,17 @@ def test_decisions(device: torch.device, fn: Callable[[Tensor], Tensor]) -> None
         torch.testing.assert_close(fast(x), fn(x))
 
 
+def test_numbers_of_the_host(device: torch.device) -> None:
+    def fn(x: Tensor, k: float) -> Tensor:
+        s = torch.tensor(0.0) + k
+        y = x * torch.clamp(torch.tensor(1.0) * k, max=1.0).item()
+        return y + 1 if s < 1.0 else y - 1
+
+    fast, x = pygraph.jit(fn), torch.ones(4, device=device)
+    for k in (0.5, 0.25, 2.0, 0.75, 3.0):
+        torch.testing.assert_close(fast(x, k), fn(x, k))
+
+
 def test_constants_stay_known_where_all_is_known(device: torch.device) -> None:
     def fn(x: Tensor) -> Tensor:
         s = torch.tensor(0.5)

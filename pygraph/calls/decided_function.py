@@ -17,48 +17,17 @@ from pygraph.calls.entries import StateRunner
 from pygraph.calls.expected_paths import Path
 from pygraph.calls.found_answers import FoundAnswers
 from pygraph.calls.function import Call, Function
+from pygraph.calls.initial_states import InitialStates
 from pygraph.calls.keys import Key
 from pygraph.calls.policy import Policy
 from pygraph.errors import TraceError
 from pygraph.guards.argument_containers import Change
 from pygraph.ir.descriptors import Fallback
 from pygraph.ir.paths import ANSWERS
-from pygraph.runtime.driver import RandomStates
 from pygraph.tracing.decisions import UNKNOWN_PATH, OtherPathError, deciding
 from pygraph.tracing.function_kinds import StateInputs
-from pygraph.tracing.real_values import outside_of_modes
 
 _SELDOM = Fallback("the call", "it decides by values on the device, in ways that seldom come again")
-
-
-class InitialStates:
-    """The states of random generators when a call began, to which they are put back where it begins anew.
-
-    Args:
-        read: Reads them; None if no call is under way.
-    """
-
-    def __init__(self, read: Callable[[], RandomStates] | None) -> None:
-        self._read, self._states = read, None
-
-    def save(self) -> None:
-        """Read them, if that has not been done yet: nothing has been drawn until now."""
-        if self._states is None and self._read is not None:
-            self._states: RandomStates | None = self._read()
-
-    def save_in_trace(self) -> None:
-        """Read them while a function is traced."""
-        if self._states is None:
-            outside_of_modes(self.save)
-
-    def now(self) -> RandomStates | None:
-        """The states of the same generators as they are now; None if nothing has been drawn."""
-        return None if self._states is None else self._states.now()
-
-    def restore(self) -> None:
-        """Put the generators back; without states, nothing has been drawn."""
-        if self._states is not None:
-            self._states.restore()
 
 
 class DecidedFunction:
@@ -84,7 +53,7 @@ class DecidedFunction:
         self.__wrapped__ = fn  # where the walk over what a function reaches finds it
         self.trusted: Path | None = None
         self.lines: dict[int, str | None] = {}
-        self.states = InitialStates(None)
+        self.states = InitialStates()
         self.trying: int | None = None
         self.needed: set[str] = set()
         self.found = FoundAnswers()
@@ -123,7 +92,7 @@ class DecidedFunction:
 
     def end_call(self) -> None:
         """Forget the call under way."""
-        self.trying, self.states = None, InitialStates(None)
+        self.trying, self.states = None, InitialStates()
         self.found.clear()
 
     def may_be_traced(self, path: Path) -> bool:

@@ -15,13 +15,9 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
-import functools
 import threading
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
-
-import torch
-from torch.utils import _pytree as pytree
 
 from pygraph.calls import limits, retries
 from pygraph.calls.comparing import Comparison
@@ -29,24 +25,19 @@ from pygraph.calls.decided_function import (
     AsItIsError,
     DecidedFunction,
     DecidingPolicy,
-    InitialStates,
     NoTraceError,
     PartsError,
 )
-from pygraph.calls.entries import Entry, Stateful, StateRunner
+from pygraph.calls.entries import StateRunner
 from pygraph.calls.expected_paths import ExpectedPaths, Path
+from pygraph.calls.initial_states import Draws, InitialStates, entries_of
 from pygraph.calls.policy import ClosedError
 from pygraph.calls.retries import Budget, Traces
-from pygraph.guards.environment import Environment
 from pygraph.ir.decisions import DecisionError, text_of
 from pygraph.ir.descriptors import Fallback
-from pygraph.ir.effects import may_draw
 from pygraph.ir.paths import ANSWERS
-from pygraph.runtime.devices import driver_for
-from pygraph.runtime.driver import RandomStates
 from pygraph.runtime.resuming import Stopped, going_on
 from pygraph.tracing.decisions import MAX_DECISIONS, UNKNOWN_PATH, OtherPathError
-from pygraph.tracing.iterator_locations import generators_of
 from pygraph.tracing.loop_parts import may_be_in_a_loop
 
 _AGAIN = Fallback("the call", "it has begun anew, as it decides otherwise than the last one by values on the device")
@@ -94,7 +85,7 @@ class DecidingCalls:
         self._line: str | None = None  # that asked, where a call went another way last
         self._in_a_row = self._ran = self._new = 0
         self._turns = set[int]()  # how many decisions the paths have that repeat some
-        self._draws = True
+        self._draws = Draws()
         self._looked_at = -1  # the number of compilations at that time
         self._parts: StateRunner | None = None
         self._is_tried = False
@@ -144,8 +135,9 @@ class DecidingCalls:
                 self._note_stops(stops)
 
     def _on_its_way(self, args: tuple[Any, ...], kwargs: dict[str, Any], stops: list[_Stop]) -> Any:
-        states = InitialStates(functools.partial(random_states, self._users, args, kwargs))
-        if self._may_draw():
+        draws = self._looked_at_draws()
+        states = InitialStates(self._users, args, kwargs, draws)
+        if draws.any:
             states.save()
         function, path, is_new = self._function, _or_unknown(self._paths.expected()), False
         function.states, began = states, retries.clock()
@@ -208,7 +200,7 @@ class DecidingCalls:
             return
         self._function.needed |= stopped.missing
         self._renewed[path] += 1
-        for engine, entry in _entries(self.engine):
+        for engine, entry in entries_of(self.engine):
             if entry.executable is stopped.executable:
                 engine.cache.entries.drop(entry)
 
@@ -238,11 +230,11 @@ class DecidingCalls:
         """A way that begins so and has no graph, as one that ends in an error; None if none is known."""
         return next((path for path in self._as_it_is if path[: len(begin)] == begin), None)
 
-    def _may_draw(self) -> bool:
-        """Whether a replay may draw random numbers before it finds out that a call decides otherwise."""
+    def _looked_at_draws(self) -> Draws:
+        """Look up from which generators a replay may draw before it finds out that a call decides otherwise."""
         compilations = self._users.shared.counts.compilations
         if compilations != self._looked_at:
-            self._looked_at, self._draws = compilations, draws(self.engine)
+            self._looked_at, self._draws = compilations, Draws.of(self.engine)
         return self._draws
 
     def _note_replay(self, path: Path, *, is_new: bool) -> None:
@@ -295,53 +287,5 @@ class DecidingCalls:
 _NOTHING = contextlib.nullcontext()
 
 
-def _entries(engine: Any) -> Iterator[tuple[Any, Entry]]:
-    """The entries of an engine, and of those that run its calls, each with its engine."""
-    for entry in list(engine.cache.entries):
-        yield engine, entry
-        if isinstance(entry, Stateful):
-            for inner in entry.runner.engines():
-                yield from _entries(inner)
-
-
-def draws(engine: Any) -> bool:
-    """Whether calls of an engine, or of those that run its calls, may draw random numbers."""
-    return any(map(_draws, _entries(engine)))
-
-
-def _draws(engine_and_entry: tuple[Any, Entry]) -> bool:
-    """Whether calls of an entry may draw random numbers."""
-    _, entry = engine_and_entry
-    if isinstance(entry, Stateful):
-        return entry.runner.in_python() is not None  # else its engines have entries of their own
-    return entry.program is None or any(map(may_draw, entry.program.nodes))
-
-
 def _or_unknown(path: Path | None) -> Path:
     return UNKNOWN_PATH if path is None else path
-
-
-def random_states(users: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> RandomStates:
-    """The states of the random generators that a call may draw from, or pass to operations.
-
-    Args:
-        users: The engine of the function.
-        args: The arguments of the call.
-        kwargs: Its keyword arguments.
-    """
-    generators = generators_of(Environment(users.fn, {"args": args, "kwargs": kwargs}))
-    devices = {leaf.device for leaf in _leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)}
-    devices.update(users.shared.pools)
-    if torch.cuda.is_initialized():  # before the first replay, it is not known where captured tensors are
-        devices.add(torch.device("cuda", torch.cuda.current_device()))
-    return RandomStates([driver for driver in map(driver_for, devices) if driver is not None], generators)
-
-
-def _leaves(arguments: tuple[tuple[Any, ...], dict[str, Any]]) -> Sequence[Any]:
-    """The leaves of positional and keyword arguments; every call asks for them, and most have no structure."""
-    args, kwargs = arguments
-    flat = (*args, *kwargs.values())
-    return flat if all(type(one) in _PLAIN for one in flat) else pytree.tree_leaves(arguments)
-
-
-_PLAIN = (torch.Tensor, torch.nn.Parameter, int, float, bool, str, type(None))

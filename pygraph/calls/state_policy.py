@@ -18,6 +18,7 @@ from pygraph.calls.engine import Engine
 from pygraph.calls.entries import Entry, Evaluated, Recorded
 from pygraph.calls.found_answers import FoundAnswers
 from pygraph.calls.function import Call, Function
+from pygraph.calls.initial_states import InitialStates
 from pygraph.calls.keys import Key
 from pygraph.calls.outdated_state import outdated_inputs
 from pygraph.calls.policy import Policy
@@ -86,6 +87,7 @@ class StatePolicy(Policy):
     Attributes:
         releases: Whether calls take gradients out of the list that they are passed.
         may_fail: Whether an operation of a call may raise an error by its data, when nothing has been done yet.
+        initial_states: The states of random generators when the call under way began; None if it never begins anew.
     """
 
     def __init__(
@@ -96,6 +98,7 @@ class StatePolicy(Policy):
         if unsteady is not None:
             self.seldom = Fallback("the call", unsteady)
         self.releases = self.may_fail = False
+        self.initial_states: InitialStates | None = None
         self._function, self._users, self._state = function, users, state
         # The number of calls that were found again, up to the last that was not, and of those that were not since.
         self._found_again = self._missed = 0
@@ -154,6 +157,8 @@ class StatePolicy(Policy):
             AsItIsError: A list is being filled.
         """
         self._users.policy.check_arguments(call.args[4], call.args[5])
+        if self.initial_states is not None:
+            self.initial_states.save_all()
         if self._function.forgets(call.args):
             raise NumbersTakenError
         function, now = self._function, reached_state(self._users, *call.args[4:6])

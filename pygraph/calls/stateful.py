@@ -22,9 +22,10 @@ from torch.utils import _pytree as pytree
 
 from pygraph.calls import limits
 from pygraph.calls.cutting import Cutting
-from pygraph.calls.deciding import DecidingCalls, draws, random_states
+from pygraph.calls.deciding import DecidingCalls
 from pygraph.calls.engine import Engine
 from pygraph.calls.entries import StateRunner
+from pygraph.calls.initial_states import Draws, InitialStates
 from pygraph.calls.retries import Budget, Traces
 from pygraph.calls.spent_results import mark_spent
 from pygraph.calls.state_policy import StatePolicy, UnsteadyError, reached_state
@@ -83,7 +84,7 @@ class StatefulCalls:
         self.traces: Traces | None = None
         self._why_unsteady: str | None = None
         self._is_patient = False
-        self._looked_at, self._draws = -1, False  # the number of compilations, and whether calls drew then
+        self._looked_at, self._draws = -1, Draws()  # the number of compilations, and what calls drew from then
         self._decided: StateRunner | None = None  # runs the calls, once they decide or compute numbers
         self.engine = self._make(args, kwargs)
 
@@ -264,18 +265,22 @@ class StatefulCalls:
         Raises:
             AsItIsError: It is so.
         """
-        states, compilations = None, self._function.shared.counts.compilations
+        compilations = self._function.shared.counts.compilations
         if self._looked_at != compilations:
-            self._looked_at, self._draws = compilations, self._looked_at < 0 or draws(self.engine)
-        if self._draws and (self.policy.may_fail or self._settled == 0):
-            states = random_states(self._function, args, kwargs)
+            self._draws = Draws(any=True, generators=None) if self._looked_at < 0 else Draws.of(self.engine)
+            self._looked_at = compilations
+        states = InitialStates(self._function, args, kwargs, self._draws)
+        if self._draws.any and (self.policy.may_fail or self._settled == 0):
+            states.save()
+            self.policy.initial_states = states
         try:
             return self._run(args, kwargs)
         except Exception as error:
             if not is_failure(error):
                 raise
-        if states is not None:
-            states.restore()
+        finally:
+            self.policy.initial_states = None
+        states.restore()
         raise AsItIsError
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import pygraph
-from pygraph.calls import limits
+from pygraph.calls import initial_states, limits
 from pygraph.calls.expected_paths import ExpectedPaths
 from pygraph.errors import FallbackError, TraceError, UndecidedError
 from tests.steps import assert_same, scaled_step_of
@@ -631,3 +631,47 @@ def test_a_question_inside_of_a_try(device: torch.device) -> None:
     torch.testing.assert_close(found, played(False)[1], equal_nan=True)
     assert fast.cache_info().captures > 1
     assert "in Python" not in str(fast.explain())
+
+
+def test_calls_that_draw_look_for_generators_only_when_something_is_compiled(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    walks: list[Any] = []
+    looked_for = initial_states.generators_of
+    monkeypatch.setattr(initial_states, "generators_of", lambda found: walks.append(found) or looked_for(found))
+
+    def drop(x: Tensor) -> Tensor:
+        y = F.dropout(x, 0.5)
+        return y + 1 if y.sum() > 1 else y - torch.rand_like(y)
+
+    fast = check(device, drop, SIGNS, 8)
+    assert walks
+    walks.clear()
+    for value in SIGNS:
+        fast(torch.full((4,), float(value), device=device))
+    assert not walks
+
+
+@pytest.mark.parametrize("is_passed", [False, True])
+def test_generators_that_are_replaced(device: torch.device, is_passed: bool) -> None:
+    def make(run: Callable[..., Any]) -> list[Any]:
+        kept: list[torch.Generator] = [torch.Generator(device).manual_seed(0)]
+
+        def drop(x: Tensor, passed: torch.Generator | None) -> Tensor:
+            generator = kept[0] if passed is None else passed
+            y = torch.rand(4, device=x.device, generator=generator) + x
+            if y.sum() > 2:
+                return y + torch.rand(4, device=x.device, generator=generator)
+            return y - torch.rand_like(y)
+
+        torch.manual_seed(0)
+        call, found = run(drop), list[Any]()
+        for number, value in enumerate([*SIGNS, *SIGNS]):
+            if number % 7 == 6:
+                kept[0] = torch.Generator(device).manual_seed(number)
+            passed = kept[0] if is_passed else None
+            x = torch.full((4,), 0.3 * value, device=device)
+            found.append((call(x, passed), torch.rand(2, generator=kept[0], device=device)))
+        return found
+
+    assert_same(make(pygraph.jit), make(lambda fn: fn), device)

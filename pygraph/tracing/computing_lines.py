@@ -98,7 +98,7 @@ class ComputingLines(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", "")
-        if name not in _READ or name in _WAIT:
+        if (name in _WAIT and not _is_on_host(args)) or name not in _READ:
             frames = [frame for frame in _frames(sys._getframe(1)) if frame.f_code is self._code]
             self.recurs = self.recurs or len(frames) > 1
             if frames:
@@ -116,6 +116,11 @@ class ComputingLines(TorchFunctionMode):
             self.lines.add(line)
             if any(map(_has_graph, list(frame.f_locals.values()))):
                 self.open.add(line)
+
+
+def _is_on_host(args: Any) -> bool:
+    """Whether a function of torch is called on a tensor of the host, as optimizers read their steps from one."""
+    return bool(args) and isinstance(args[0], torch.Tensor) and args[0].device.type == "cpu"
 
 
 def _frames(frame: Any) -> Iterator[Any]:

@@ -4,6 +4,7 @@
 # pyright: reportPrivateUsage=false, reportUnknownMemberType=false
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, S
 
 from pygraph.errors import TraceError
 from pygraph.ir.source_lines import is_in_library
+from pygraph.tracing.own_errors import is_raised_by_user, names_a_class_of_the_trace
 from pygraph.tracing.torch_errors import in_words, is_of_a_trace
 
 
@@ -67,13 +69,24 @@ class Symbols(ShapeEnv):
         return error
 
 
-def caught_by_function(errors: Iterable[BaseException]) -> str | None:
+def caught_by_function(errors: Iterable[BaseException], *, has_numbers: bool) -> str | None:
     """The first error that only a trace raises and that user code has caught, in words; None if there is none.
 
     A traceback begins at the frame that has caught the error. Torch catches some of its own.
+
+    Args:
+        errors: The errors.
+        has_numbers: Whether the trace has numbers that it does not know.
     """
     for error in errors:
         caught = error.__traceback__
-        if caught is not None and is_of_a_trace(error) and not is_in_library(caught.tb_frame.f_code.co_filename):
+        if caught is None or is_in_library(caught.tb_frame.f_code.co_filename):
+            continue
+        if is_of_a_trace(error) or names_a_class_of_the_trace(error) or (has_numbers and _is_of_a_number(error)):
             return f"{in_words(error)[0]}, and it catches the error, which is none in eager"
     return None
+
+
+def _is_of_a_number(error: BaseException) -> bool:
+    """Whether an error may be one of code that takes numbers of Python's alone, and is given another one."""
+    return isinstance(error, (TypeError, struct.error)) and not is_raised_by_user(error)

@@ -45,8 +45,7 @@ def is_own_error(failure: Exception) -> bool:
     """
     if any(isinstance(link, PygraphError) or translation(link) is not None for link in _chain(failure)):
         return False
-    held = pytree.tree_leaves([failure.args, vars(failure)])
-    if _OF_THE_TRACE.search(str(failure)) or any(map(_is_of_the_trace, held)):
+    if names_a_class_of_the_trace(failure):
         return False
     entries = entries_of(failure.__traceback__)
     files = [one.tb_frame.f_code.co_filename for one in entries]
@@ -57,6 +56,18 @@ def is_own_error(failure: Exception) -> bool:
         return False
     # From C without a frame, it may be of an extension that does not know the tensors of a trace.
     return not isinstance(failure, RuntimeError) or _raises(entries[-1])
+
+
+def names_a_class_of_the_trace(failure: BaseException) -> bool:
+    """Whether an error is about a tensor or a number of a trace, by its words or by what it holds."""
+    held = pytree.tree_leaves([failure.args, vars(failure)])
+    return bool(_OF_THE_TRACE.search(str(failure))) or any(map(_is_of_the_trace, held))
+
+
+def is_raised_by_user(failure: BaseException) -> bool:
+    """Whether a statement of the user's code has raised an error."""
+    entries = entries_of(failure.__traceback__)
+    return bool(entries) and not is_in_library(entries[-1].tb_frame.f_code.co_filename) and _raises(entries[-1])
 
 
 def _is_of_the_trace(value: Any) -> bool:

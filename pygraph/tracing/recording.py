@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import dataclasses
+import itertools
 from collections.abc import Callable, Collection, Generator
 from typing import Any, NamedTuple
 
@@ -57,6 +58,7 @@ from pygraph.tracing.function_run import FunctionRun
 from pygraph.tracing.generators import Generators
 from pygraph.tracing.gradient_hooks import GradientHooks, UnseenHooksError
 from pygraph.tracing.gradients import Accumulations, clear_unreached_gradients
+from pygraph.tracing.handled_errors import HandledErrors
 from pygraph.tracing.iterators import Iterators
 from pygraph.tracing.leaks import remember_numbers
 from pygraph.tracing.live_arrays import arrays_served
@@ -245,6 +247,7 @@ class _Watches:
         self.settings = SettingsWatch({fake.device.type for fake in fakes.values()}, unclear.settings)
         self.reads = OutsideReads({id(fake): arguments.paths[index] for index, fake in fakes.items()})
         self._arguments, self._environment, self._unclear = arguments, environment, unclear
+        self.handled = HandledErrors(environment)
 
     def unclear(self) -> _Unclear | None:
         """The argument of another run, which tells who has changed something; None if it is known."""
@@ -275,7 +278,7 @@ class _Watches:
         with (
             self.caller.restored_for_callbacks(), self.ignored.watched(), scopes_noticed(), self.operations, self.meta,
             LiveNumbersMode(), RecurrentLayersMode(), self.questions, self.reads, self.refusals,
-            self.settings.watch(),
+            self.settings.watch(), self.handled.noticed(),
         ):  # fmt: skip
             yield
 
@@ -285,10 +288,12 @@ class _Watches:
 
     def caught(self) -> str | None:
         """The error of a trace that the function has caught, in words; errors are forgotten, as they hold frames."""
-        raised = [*self._arguments.shapes.raised, *self.refusals.raised]
-        self._arguments.shapes.raised.clear()
-        self.refusals.raised.clear()
-        return caught_by_function(raised)
+        shapes = self._arguments.shapes
+        all_raised = shapes.raised, self.refusals.raised, self.handled.raised
+        found = caught_by_function(itertools.chain(*all_raised), has_numbers=bool(shapes.var_to_range))
+        for raised in all_raised:
+            raised.clear()
+        return found
 
     def gradients(self) -> list[torch.Tensor]:
         """The closed-over tensors whose ``.grad`` the function, or autograd for it, has read; each once."""

@@ -43,6 +43,16 @@ _TEXTS = (
         "Pass tensors to operations; a kernel of your own becomes one by torch.library.custom_op.",
     ),
     (
+        "_share_fd_: only available on CPU",  # which CUDA ignores
+        "it moves a tensor to shared memory",
+        "Move it before the call.",
+    ),
+    (
+        "Not available for 'meta' device type",
+        "it reads the storage of a tensor, whose values are on the device",
+        "Read the tensor instead.",
+    ),
+    (
         "but got _NoItem",  # of pygraph.guards.growth
         "it reads a list to which it appends at every call",
         "Pass its items as an argument, or write to a tensor of a fixed length.",

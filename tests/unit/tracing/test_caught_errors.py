@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
+import decimal
+import json
+import random
+import statistics
+import struct
 from collections.abc import Callable
 from typing import Any
 
@@ -78,6 +84,85 @@ def test_the_branch_of_an_error_is_not_taken(device: torch.device, asked: str, k
     for value in (1.0, 2.0, 2.0, 3.0):
         x = torch.full((2,), value, device=device)
         torch.testing.assert_close(fast(x), function(x))
+
+
+TABLE = {0: 1.0, 1: 2.0, 5: 3.0}
+
+WITH_NUMBERS: dict[str, Callable[[Tensor, int], Any]] = {
+    "key": lambda y, k: TABLE[k],
+    "hash": lambda y, k: hash((k, 1)),
+    "set": lambda y, k: k in {1, 2},
+    "counter": lambda y, k: collections.Counter([k]),
+    "seed": lambda y, k: random.Random(k).random(),
+    "length": lambda y, k: collections.deque([1], maxlen=k),
+    "mean": lambda y, k: statistics.mean([k, 2]),
+    "decimal": lambda y, k: decimal.Decimal(k),
+    "json": lambda y, k: json.dumps(y.tolist()),
+    "bytes": lambda y, k: struct.pack("f", y[0].item()),
+    "shared memory": lambda y, k: y.share_memory_(),
+    "storage": lambda y, k: y.untyped_storage().data_ptr(),
+}
+
+
+@pytest.mark.parametrize("name", WITH_NUMBERS)
+def test_errors_of_code_that_does_not_know_a_number(device: torch.device, name: str) -> None:
+    ask = WITH_NUMBERS[name]
+
+    def function(x: Tensor, k: int) -> Tensor:
+        y = x * 2
+        try:
+            ask(y, k)
+            y = y + 1
+        except Exception:
+            y = y * 100
+        else:
+            y = y - 3
+        with contextlib.suppress(Exception):
+            ask(y, k + 1)
+            y = y + 5
+        return y
+
+    fast = pygraph.jit(function)
+    for k in range(7):
+        x = torch.full((2,), 1.0 + k % 3, device=device)
+        torch.testing.assert_close(fast(x, k), function(x, k))
+
+
+def test_a_list_that_grows_in_a_try(device: torch.device) -> None:
+    def make(run: Callable[..., Any]) -> list[Any]:
+        events: list[int] = []
+        total = torch.zeros(3, device=device)
+
+        def function(x: Tensor) -> None:
+            with contextlib.suppress(Exception):
+                events.append(len(events))
+                total.add_(x)
+            total.mul_(2)
+
+        call, found = run(function), list[Any]()
+        for number in range(6):
+            call(torch.full((3,), float(number), device=device))
+            found.append((total.clone(), [*events]))
+        return found
+
+    torch.testing.assert_close(make(pygraph.jit), make(lambda fn: fn))
+
+
+def test_errors_of_the_users_own_are_caught_in_a_graph(device: torch.device) -> None:
+    def fails(k: Any) -> Any:
+        raise TypeError("no such kind")
+
+    def function(x: Tensor, k: int) -> Tensor:
+        try:
+            return fails(k)
+        except TypeError:
+            return x * k
+
+    fast = pygraph.jit(function)
+    for k in (2, 3, 4, 5, 6):
+        x = torch.ones(2, device=device)
+        torch.testing.assert_close(fast(x, k), function(x, k))
+    assert fast.cache_info().hits >= 3
 
 
 def test_a_trace_says_what_was_caught(device: torch.device) -> None:

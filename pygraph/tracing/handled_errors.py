@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dis
+import functools
 import sys
 import threading
 import types
@@ -115,17 +116,30 @@ def _codes(environment: Environment) -> Iterator[types.CodeType]:
         pending += [one for one in code.co_consts if isinstance(one, types.CodeType)]
 
 
+@functools.lru_cache(maxsize=4096)
 def _has_handlers(code: types.CodeType) -> bool:
-    """Whether code has an `except` or a `finally`, or a `with` that suppresses errors.
+    """Whether code has an `except` or a `finally` for errors of a trace, or a `with` that suppresses them.
 
     >>> def fails():
     ...     try:
     ...         return 1 / 0
-    ...     except ZeroDivisionError:
+    ...     except (ZeroDivisionError, TypeError):
     ...         return 0
     >>> _has_handlers(fails.__code__), _has_handlers(_codes.__code__)
     (True, False)
     """
-    operations = code.co_code[::2]
-    handlers, contexts = (operations.count(dis.opmap[name]) for name in ("PUSH_EXC_INFO", "WITH_EXCEPT_START"))
-    return handlers > contexts or "suppress" in code.co_names
+    if "suppress" in code.co_names:
+        return True
+    operations = [(one.opname, one.argval) for one in dis.get_instructions(code)]
+    names = [name for name, _ in operations]
+    caught = [operations[at - 1][1] for at, name in enumerate(names) if name == "CHECK_EXC_MATCH"]
+    # Of several `except` clauses each has a check, and what catches all errors, or none, has none.
+    handlers = names.count("PUSH_EXC_INFO") - names.count("WITH_EXCEPT_START")
+    return handlers > len(caught) or any(name not in _HARMLESS for name in caught)
+
+
+_HARMLESS = frozenset(
+    {"KeyError", "IndexError", "ImportError", "ModuleNotFoundError", "StopIteration", "ZeroDivisionError", "OSError",
+     "FileNotFoundError", "KeyboardInterrupt", "AssertionError"}
+)  # fmt: skip
+"""Errors that no trace raises where eager raises none."""

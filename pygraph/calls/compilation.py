@@ -11,7 +11,7 @@ from pygraph.calls import profiling, retries
 from pygraph.calls.cache import Cache, Shared
 from pygraph.calls.call_plan import CallPlan
 from pygraph.calls.entries import Differentiated, Entry, Evaluated, Launched, Recorded, Refused, Stateful, StateRunner
-from pygraph.calls.failed_traces import adds_again, changed_containers, failure_of
+from pygraph.calls.failed_traces import adds_again, changed_containers, changed_objects, failure_of
 from pygraph.calls.found_answers import TracedProgram
 from pygraph.calls.function import Call, Function
 from pygraph.calls.keys import Key, Keys, form_of, objects_by_value
@@ -72,6 +72,11 @@ class _Past:
     def last_refusal(self) -> Refused | None:
         """The entry that was used last, if it says that calls cannot be traced."""
         return self.last if isinstance(self.last, Refused) else None
+
+    @property
+    def has_other_objects(self) -> bool:
+        """Whether calls of the form were traced with other objects before."""
+        return self.traces is not None and self.last is None
 
     @property
     def was_once(self) -> bool:
@@ -180,6 +185,8 @@ class Compiler:
         """The entry of a call whose trace has failed, after so many seconds."""
         if isinstance(error, ContainerChangeError):
             self._policy.containers_changed(changed_containers(error, self._function.fn))
+        if past.has_other_objects and (objects := changed_objects(error, call)):
+            self._policy.containers_changed(objects)
         if self._is_differentiated(error) and not self._needs_numbers(error):
             key = self._with_used_numbers(key, call, error.used)
             return self._keep(key, call, Differentiated(fallbacks=[]))

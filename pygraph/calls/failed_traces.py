@@ -5,9 +5,12 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from pygraph.calls.function import Call
 from pygraph.errors import ContainerChangeError, StateChangeError, TraceError
 from pygraph.guards.argument_containers import Change
-from pygraph.guards.locations import Location, filled_locations
+from pygraph.guards.locations import Item, Location, filled_locations
+from pygraph.guards.opened import is_openable
+from pygraph.ir.paths import argument_path, flatten_with_path
 from pygraph.tracing.function_kinds import Renaming
 
 
@@ -61,3 +64,18 @@ def changed_containers(error: ContainerChangeError, fn: Any) -> dict[str, Change
     path_of = fn.path if isinstance(fn, Renaming) else str
     named = {path_of(name): change for name, change in error.containers.items()}
     return {name: change for name, change in named.items() if name.startswith(("args[", "kwargs["))}
+
+
+def changed_objects(error: TraceError, call: Call) -> dict[str, Change]:
+    """The objects among the arguments of a call in whose attributes a trace has found numbers to be stored, by name.
+
+    Calls that are passed others each time (meters that a loop makes anew) are of one kind if these are taken apart.
+    """
+    locations = error.locations or () if isinstance(error, StateChangeError) else ()
+    changed = {id(one.container) for one in locations if isinstance(one, Item)}
+    keyed, _ = flatten_with_path((call.args, call.kwargs))
+    return {
+        argument_path(path): Change.CHANGES
+        for path, leaf in keyed
+        if is_openable(leaf) and id(getattr(leaf, "__dict__", None)) in changed
+    }

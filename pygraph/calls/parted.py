@@ -77,6 +77,11 @@ class PartedCalls:
     ) -> None:
         self._function, self._make_policy = function, make_policy
         self._comparison = Comparison(function)
+        self._between: dict[Part, frozenset[int]] = {}  # the lines of runs that keep numbers on the host
+        self._apart, self._is_outdated = (
+            frozenset[int](),
+            False,
+        )  # the lines that go into no run, and whether some are new
         fn = function.fn
         plain, self._instance = plain_function(fn)
         self._module = fn if isinstance(fn, torch.nn.Module) else None
@@ -110,7 +115,7 @@ class PartedCalls:
         first, last = part.lines
         inside = (lines for lines in reversed(self._failures) if first <= (lines.failed or 0) <= last)
         lines = next(inside, self._failures[0])
-        return Outline(part, lines.failed, lines.lines, is_in_a_call=lines.failed_in is not None)
+        return Outline(part, lines.failed, lines.lines, self._apart, is_in_a_call=lines.failed_in is not None)
 
     def _ways_at_numbers(self, lines: ComputingLines, *, outside_alone: bool) -> list[list[tuple[Part, bool]]]:
         """The parts of a function that are cut at statements which compute numbers alone, the better ones first."""
@@ -199,6 +204,8 @@ class PartedCalls:
     def _by_parts(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._failed:
             self._cut_failed()
+        if self._is_outdated:
+            self._forget_outlines()
         variables = self._bound(args if self._instance is None else (self._instance, *args), kwargs)
         for part, computes in self._parts:
             if part.is_first:
@@ -238,6 +245,7 @@ class PartedCalls:
         outline = None if computes else self._outline(part)
         if outline is not None and (outline.runs or outline.picks):
             run = functools.partial(self._run_in_loop, outline.runs)
+            self._between.update(zip(outline.runs, outline.between, strict=True))
             made = part.function(taken, outline.statements, run, self._pick)
         else:
             made = part.function(taken)
@@ -247,7 +255,11 @@ class PartedCalls:
         if not computes:
             return WithModules(bound, self._function.modules)
         if not any(part is one for one, _ in self._parts):
-            return self._inner(bound, _ignore)
+            between = self._between.get(part)
+            if not between:
+                return self._inner(bound, _ignore)
+            note = functools.partial(self._note_apart, between)
+            return self._inner(bound, note, note)
         if not self._has_failed:
             return self._function.derive(bound, self._make_policy(self._note_useless))
         notes = functools.partial(self._note_unsteady, part), functools.partial(self._note_failed, part)
@@ -256,6 +268,21 @@ class PartedCalls:
     def _inner(self, fn: Callable[..., Any], *notes: Callable[..., None]) -> Inner:
         """Make what runs a part, as long as not each of its calls is compiled anew."""
         return Inner(self._function.derive(fn, self._make_policy(*notes)), limits.LIMITS.wasted_traces)
+
+    def _note_apart(self, lines: frozenset[int], *about: Any) -> None:
+        """Note that a run has no trace, which may be for statements in it that keep numbers on the host."""
+        del about
+        self._apart |= lines
+        self._is_outdated = True
+
+    def _forget_outlines(self) -> None:
+        """Forget parts that are Python, and the runs in them, which are other ones now."""
+        self._is_outdated = False
+        computing = [part for part, computes in self._parts if computes]
+        for key in [one for one in self._functions if not any(one[0] is part for part in computing)]:
+            run = self._functions.pop(key)
+            if isinstance(run, Inner):
+                run.engine.release()
 
     def _pick(self, fn: Any) -> Any:
         """Give a statement what it calls: instead of a function in which a trace has failed, what cuts that one."""

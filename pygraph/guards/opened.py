@@ -260,7 +260,7 @@ class Opening:
         kwargs: Its keyword arguments.
         is_named: Whether code of a function and of a class has a name for anything; None if all values may be read.
         growing: The lists, by identity, to which its function appends.
-        changing: The changes that its function makes to containers, by their names.
+        changing: The changes that its function makes to containers and to objects without tensors, by their names.
 
     Attributes:
         call: The call, with what was found.
@@ -303,7 +303,7 @@ class Opening:
             root = self._part(value, 0, name if self._changing else "")
             # It may be the very same at every call, as ``self`` is, and be known to others by that.
             may_be_self = isinstance(root, Node) and type(value).__hash__ is not None
-            if may_be_self and (self._foreign or not self._has_tensors):
+            if may_be_self and (self._foreign or not (self._has_tensors or name in self._changing)):
                 raise NotOpenedError
         except NotOpenedError:
             for owner in self.call.owners[count:]:

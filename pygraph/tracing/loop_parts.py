@@ -33,6 +33,8 @@ _PLAIN = (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Expr, ast.If, ast.With)
 _FUNCTIONS_OF_THE_HOST = frozenset({"int", "float", "bool", "print", "range", "enumerate", "zip", "next", "open"})
 _METHODS_OF_THE_HOST = frozenset({"item", "tolist", "cpu", "numpy"})
 _ACTIONS = frozenset({"append", "extend", "write", "log", "info", "debug", "warning", "update", "set_postfix"})
+# Those of them that only keep numbers, which a graph may do as well where it goes on behind them.
+_KEEPING = frozenset({"int", "float", "bool", "item", "tolist", "append", "extend", "update"})
 _CONTEXTS = frozenset({"no_grad", "enable_grad", "inference_mode", "set_grad_enabled", "autocast"})
 
 
@@ -62,18 +64,23 @@ class Outline:
         part: The part.
         failed: The line at which a trace of the function has failed; None if it has not, and then there are no runs.
         computing: The lines before it that compute tensors.
+        apart: Lines of statements that are in no run, as one with them has no trace.
         is_in_a_call: Whether the trace has failed in a function that this line calls.
 
     Attributes:
         runs: The runs, by the numbers that they are called by.
         picks: Whether any of the statements calls what `PICK` gives.
+        between: The lines of statements in runs that keep numbers on the host, by the numbers of the runs.
         statements: The statements.
     """
 
     def __init__(
-        self, part: Part, failed: int | None, computing: Collection[int], *, is_in_a_call: bool = False
-    ) -> None:
+        self, part: Part, failed: int | None, computing: Collection[int], apart: Collection[int] = (), *,
+        is_in_a_call: bool = False,
+    ) -> None:  # fmt: skip
         self._body, self._failed, self._computing = part.body, failed, frozenset(computing)
+        self._apart = frozenset(apart)
+        self.between: list[frozenset[int]] = []
         self._shared = frozenset(part.body.fn.__code__.co_cellvars)
         self._is_in_a_call, self.picks = is_in_a_call, False
         self.runs: list[Part] = []
@@ -84,14 +91,18 @@ class Outline:
     def _replaced(self, statements: Sequence[ast.stmt], *, is_inside: bool) -> list[ast.stmt]:
         found: list[ast.stmt] = []
         run: list[ast.stmt] = []
+        keeping: list[ast.stmt] = []  # behind a run, and part of it if that goes on
         for statement in statements:
             if is_inside and self._may_be_in_a_run(statement):
-                run.append(statement)
-                continue
-            found += self._called(run)
-            run = []
-            found.append(self._with_inner(statement, is_inside=is_inside))
-        return [*found, *self._called(run)]
+                run += [*keeping, statement]
+                keeping = []
+            elif run and self._may_be_in_a_run(statement, keeps=True):
+                keeping.append(statement)
+            else:
+                found += [*self._called(run), *keeping]
+                run, keeping = [], []
+                found.append(self._with_inner(statement, is_inside=is_inside))
+        return [*found, *self._called(run), *keeping]
 
     def _with_inner(self, statement: ast.stmt, *, is_inside: bool) -> ast.stmt:
         """A statement with calls inside it: of a loop, and of one that is Python as something inside of it fails."""
@@ -121,13 +132,18 @@ class Outline:
         self.picks = self.picks or visitor.any
         return changed
 
-    def _may_be_in_a_run(self, statement: ast.stmt) -> bool:
+    def _may_be_in_a_run(self, statement: ast.stmt, *, keeps: bool = False) -> bool:
+        """Whether a statement may be in a run; with ``keeps``, if something that computes tensors follows."""
         lines = _lines_of(statement)
+        if keeps and not self._apart.isdisjoint(lines):
+            return False
         if not isinstance(statement, _PLAIN) or self._failed is None or self._failed in lines:
             return False
-        if lines[-1] < self._failed and self._computing.isdisjoint(lines):
+        if lines[-1] < self._failed and self._computing.isdisjoint(lines) and not keeps:
             return False
-        return not any(isinstance(node, _ALONE) or _is_of_the_host(node) for node in ast.walk(statement))
+        nodes = [*ast.walk(statement)]
+        of_the_host = {name for node in nodes if (name := _name_of_the_host(node)) is not None}
+        return not any(isinstance(node, _ALONE) for node in nodes) and of_the_host <= (_KEEPING if keeps else set())
 
     def _called(self, run: list[ast.stmt]) -> list[ast.stmt]:
         """A call of a run; the statements themselves where that cannot be, or would be of no use."""
@@ -136,6 +152,8 @@ class Outline:
             return run
         named, assigned = names & variables, names_in(run, assigned=True) & variables
         number = len(self.runs)
+        of_host = [one for one in run if not self._may_be_in_a_run(one)]
+        self.between.append(frozenset(line for one in of_host for line in _lines_of(one)))
         self.runs.append(Part(self._body, tuple(run), False, named, assigned, tuple(sorted(assigned))))
         lines = [f"{_GIVEN} = {{}}"]
         for name in sorted(named - assigned_first(run)):
@@ -180,14 +198,14 @@ def _are_of_torch(items: Sequence[ast.withitem]) -> bool:
     return all(isinstance(call, ast.Call) and _name_of(call) in _CONTEXTS for call in calls)
 
 
-def _is_of_the_host(node: ast.AST) -> bool:
-    """Whether something inside a statement is a call that is for the host."""
-    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and _name_of(node.value) in _ACTIONS:
-        return True
-    if not isinstance(node, ast.Call):
-        return False
-    names = _FUNCTIONS_OF_THE_HOST if isinstance(node.func, ast.Name) else _METHODS_OF_THE_HOST
-    return _name_of(node) in names
+def _name_of_the_host(node: ast.AST) -> str | None:
+    """The name of what is called, if something inside a statement is a call that is for the host."""
+    call, names = node, _METHODS_OF_THE_HOST
+    if isinstance(node, ast.Expr):
+        call, names = node.value, _ACTIONS
+    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+        names = _FUNCTIONS_OF_THE_HOST
+    return name if isinstance(call, ast.Call) and (name := _name_of(call)) in names else None
 
 
 def _name_of(call: ast.Call) -> str:

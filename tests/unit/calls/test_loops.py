@@ -256,6 +256,65 @@ def test_methods_of_tensors_are_not_functions_of_the_host(device: torch.device) 
     assert "it sets" not in str(fast.explain())  # of a step whose loss Python would compute
 
 
+class Meter:
+    """A mean that other people's training loops keep."""
+
+    def __init__(self) -> None:
+        self.value = self.mean = self.total = 0.0
+        self.count = 0
+
+    def update(self, value: float, count: int = 1) -> None:
+        self.value = value
+        self.total += value * count
+        self.count += count
+        self.mean = self.total / self.count
+
+
+def epochs_of(device: torch.device, run: Callable[..., Any], keep: Callable[..., Any]) -> list[Any]:
+    """Train for some epochs, of which each keeps numbers between the loss and its backward."""
+    torch.manual_seed(0)
+    net = nn.Linear(4, 3).to(device)
+    optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
+
+    def epoch(batches: list[tuple[Tensor, Tensor]]) -> Any:
+        losses, right = Meter(), Meter()
+        kept: list[Any] = []
+        for number, (x, target) in enumerate(batches):
+            output = net(x)
+            loss = nn.functional.cross_entropy(output, target)
+            correct = output.argmax(1).eq(target).float().mean()
+            losses.update(loss.item(), x.size(0))
+            right.update(correct.item(), x.size(0))
+            kept.append(keep(output))
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            if number % 2:
+                print("loss", losses.mean)
+        return losses.mean, right.mean, losses.count, kept
+
+    call, found = run(epoch), list[Any]()
+    for number in range(7):
+        generator = torch.Generator().manual_seed(number)
+        xs = torch.randn(4, 6, 4, generator=generator).to(device)
+        targets = torch.randint(0, 3, (4, 6), generator=generator).to(device)
+        found.append((call(list(zip(xs, targets, strict=True))), [one.detach().clone() for one in net.parameters()]))
+    return [found, call]
+
+
+@pytest.mark.parametrize(
+    ("keep", "is_whole"),
+    [(lambda y: y.max().item(), True), (lambda y: y.argmax(1).tolist(), False), (lambda y: int(y.argmax()), False)],
+)
+def test_numbers_that_are_kept_between_a_loss_and_its_backward(
+    device: torch.device, keep: Callable[..., Any], is_whole: bool
+) -> None:
+    """Also where each epoch makes the objects that keep them."""
+    found, fast = epochs_of(device, pygraph.jit, keep)
+    assert_same(found, epochs_of(device, lambda fn: fn, keep)[0], device)
+    assert not is_whole or "it sets" not in str(fast.explain())
+
+
 STATEMENTS = [
     "x = x * 1.25 + 0.5", "y = x.sin() + y", "y.add_(x)", "x = x + y.mean()", "n += 1", "out[n % 8] = x",
     "z = x.exp().clamp(max=9)", "kept.append(x.sum())", "x = torch.where(x > y, x, y)", "x, y = y + 1, x",

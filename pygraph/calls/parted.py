@@ -156,10 +156,8 @@ class PartedCalls:
         self._failures += [lines for lines in failed.values() if lines is not None]
         before = {part.statements: part for part, _ in self._parts if part not in failed}
         self._parts = [(before.get(part.statements, part), computes) for part, computes in parts]
-        for key in [one for one in self._functions if one[0] in failed]:
-            run = self._functions.pop(key)
-            if isinstance(run, Inner):
-                run.engine.release()
+        self._has_failed = True
+        self._drop(lambda part: part in failed)
 
     def _note_failed(self, part: Part, engine: Engine, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Note that there is no trace of a part, and where it has failed."""
@@ -260,10 +258,10 @@ class PartedCalls:
                 return self._inner(bound, _ignore)
             note = functools.partial(self._note_apart, between)
             return self._inner(bound, note, note)
+        note_failed = functools.partial(self._note_failed, part)
         if not self._has_failed:
-            return self._function.derive(bound, self._make_policy(self._note_useless))
-        notes = functools.partial(self._note_unsteady, part), functools.partial(self._note_failed, part)
-        return self._inner(bound, *notes)
+            return self._function.derive(bound, self._make_policy(self._note_useless, note_failed))
+        return self._inner(bound, functools.partial(self._note_unsteady, part), note_failed)
 
     def _inner(self, fn: Callable[..., Any], *notes: Callable[..., None]) -> Inner:
         """Make what runs a part, as long as not each of its calls is compiled anew."""
@@ -279,10 +277,14 @@ class PartedCalls:
         """Forget parts that are Python, and the runs in them, which are other ones now."""
         self._is_outdated = False
         computing = [part for part, computes in self._parts if computes]
-        for key in [one for one in self._functions if not any(one[0] is part for part in computing)]:
-            run = self._functions.pop(key)
-            if isinstance(run, Inner):
-                run.engine.release()
+        self._drop(lambda part: not any(part is one for one in computing))
+
+    def _drop(self, is_dropped: Callable[[Part], bool]) -> None:
+        """Give the functions of some parts back."""
+        for key in [one for one in self._functions if is_dropped(one[0])]:
+            run: Any = self._functions.pop(key)
+            if isinstance(run, (Engine, Inner)):
+                (run.engine if isinstance(run, Inner) else run).release()
 
     def _pick(self, fn: Any) -> Any:
         """Give a statement what it calls: instead of a function in which a trace has failed, what cuts that one."""

@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 import pygraph.ir.ops  # noqa: F401  # pyright: ignore[reportUnusedImport]  # registers pygraph::scalar
 from pygraph.errors import TraceError
 from pygraph.tracing.indexing import selected, selected_by_live
-from pygraph.tracing.live_arrays import tensor_of
+from pygraph.tracing.live_arrays import tensor_of, with_tensor_indices
 from pygraph.tracing.live_numbers import Live
 
 
@@ -76,6 +76,8 @@ class LiveNumbersMode(TorchFunctionMode):
         if func in _TAKE_LEARNING_RATE and isinstance(kwargs["lr"], torch.SymFloat):
             rate = torch.ops.pygraph.scalar(kwargs["lr"], dtype=torch.float32, device=args[0][0].device)
             kwargs = {**kwargs, "lr": rate}
+        if func in _INDEXED:
+            args = (args[0], with_tensor_indices(args[1], args[0].device), *args[2:])
         if func is torch.Tensor.__getitem__ and (found := selected(args[0], args[1])) is not None:
             view, rest = found
             return view[rest] if rest else view
@@ -84,6 +86,9 @@ class LiveNumbersMode(TorchFunctionMode):
             view[rest or ...] = args[2]
             return None
         return func(*args, **kwargs)
+
+
+_INDEXED = (torch.Tensor.__getitem__, torch.Tensor.__setitem__)
 
 
 def _dtype_of(func: Any, number: torch.SymInt | torch.SymFloat) -> torch.dtype:

@@ -94,7 +94,10 @@ class LiveArray:
         if not all(map(_is_basic, parts)):
             return _refuse(self, "__getitem__")
         part = self._tensor[index]
-        return self._like(part) if part.ndim else _refuse(self, "__getitem__")  # a number, whose value is wanted
+        if part.ndim:
+            return self._like(part)
+        # Torch looks at the first items of what indexes a tensor, to know whether it is several indices.
+        return LiveElement(self) if part.dtype in _INDICES else _refuse(self, "__getitem__")
 
     def __iter__(self) -> Iterator[Any]:
         if self.ndim < 2:
@@ -219,6 +222,53 @@ for _name in vars(np.ndarray):
         setattr(LiveArray, _name, property(_refusing(_name)) if _name in _PROPERTIES else _refusing(_name))
 
 
+class LiveElement:
+    """An integer of an array, which may be passed on but not be looked at.
+
+    Args:
+        array: The array.
+    """
+
+    def __init__(self, array: LiveArray) -> None:
+        self.__dict__["_array"] = array
+
+    @property
+    def __class__(self) -> type:  # pyright: ignore
+        return self._array.dtype.type
+
+    def __setattr__(self, name: str, value: Any) -> NoReturn:
+        _refuse(self._array, "__getitem__")
+
+    def __getattr__(self, name: str) -> Any:
+        if not hasattr(np.int64, name):
+            raise AttributeError(f"'numpy.{self._array.dtype}' object has no attribute {name!r}")
+        return _refuse(self._array, "__getitem__")
+
+
+def _refusing_element(name: str) -> Any:
+    def refusing(self: LiveElement, *args: Any, **kwargs: Any) -> NoReturn:
+        del args, kwargs
+        _refuse(self.__dict__["_array"], "__getitem__")
+
+    return property(refusing) if name in _PROPERTIES else refusing
+
+
+# That of items would make it a sequence.
+_OF_ELEMENTS = {
+    "__getattribute__",
+    "__delattr__",
+    "__dict__",
+    "__init__",
+    "__init_subclass__",
+    "__subclasshook__",
+    "__getitem__",
+}
+for _name in dir(np.int64):
+    if _name.startswith("__") and _name not in _OF_CLASSES - {"__hash__"} | _OF_ELEMENTS | vars(LiveElement).keys():
+        setattr(LiveElement, _name, _refusing_element(_name))
+LiveElement.__hash__ = _refusing_element("__hash__")
+
+
 def tensor_of(func: Any, args: Any, kwargs: dict[str, Any]) -> torch.Tensor | None:
     """The tensor that a function of torch's makes of a live array; None if it is another function, or of others."""
     if func not in _MAKERS or not args or type(args[0]) is not LiveArray:
@@ -237,6 +287,28 @@ def tensor_of(func: Any, args: Any, kwargs: dict[str, Any]) -> torch.Tensor | No
 
 
 _MAKERS = (torch.tensor, torch.as_tensor, torch.asarray)
+
+
+def with_tensor_indices(index: Any, device: torch.device) -> Any:
+    """An index in which arrays are tensors on a device, to which torch copies them as well.
+
+    Args:
+        index: What a tensor is indexed by, perhaps a tuple.
+        device: The device of that tensor.
+    """
+    if type(index) is LiveArray:
+        return _tensor_index(index, device)
+    if type(index) is tuple and any(type(one) is LiveArray for one in index):
+        return tuple([with_tensor_indices(one, device) for one in index])
+    return index
+
+
+def _tensor_index(array: LiveArray, device: torch.device) -> torch.Tensor:
+    shown = array.__dict__["_tensor"].detach()
+    return shown.to(device) if shown.dtype in _INDICES else _refuse(array, "its items as indices")
+
+
+_INDICES = (torch.int64, torch.int32, torch.bool)
 
 
 def array_of(tensor: torch.Tensor, note: Callable[[str], None]) -> Any:

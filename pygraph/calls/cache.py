@@ -45,6 +45,7 @@ class Shared:
         common: Graphs that several of their ways have in common.
         releases: Functions that give back graphs which a finalizer could not, called before the next compilation.
         late_kinds: The budget of compiling kinds of calls beyond a function's first few.
+        asking_too_often: Lines that have asked for values on the device too often in a trace.
     """
 
     def __init__(self) -> None:
@@ -54,6 +55,7 @@ class Shared:
         self.common = CommonGraphs()
         self.releases: collections.deque[Callable[[], None]] = collections.deque()
         self.late_kinds = Budget(0, limits.LIMITS.late_kind_share)
+        self.asking_too_often = set[str | None]()
 
     def forget_graphs(self) -> None:
         """Forget the memory of graphs and what they have in common, as all of them are given back."""

@@ -37,6 +37,7 @@ class DecidedFunction:
         fn: The function.
         name: What reports call it.
         numbers: Whether it is told numbers of the device as well, and not only outcomes of conditions.
+        too_often: Lines that have asked too often in a trace.
 
     Attributes:
         trusted: The answers that are known to be those of the call under way; None if they are not known.
@@ -47,9 +48,9 @@ class DecidedFunction:
         found: The trace of the call under way that was told no answers.
     """
 
-    def __init__(self, fn: Callable[..., Any], name: str, *, numbers: bool) -> None:
+    def __init__(self, fn: Callable[..., Any], name: str, *, numbers: bool, too_often: set[str | None]) -> None:
         self.__name__ = name
-        self.numbers = numbers
+        self.numbers, self._too_often = numbers, too_often
         self.__wrapped__ = fn  # where the walk over what a function reaches finds it
         self.trusted: Path | None = None
         self.lines: dict[int, str | None] = {}
@@ -71,7 +72,7 @@ class DecidedFunction:
             self.states.save_in_trace()
         restore = self.states.restore if is_call else None
         options = {"trusted": given == self.trusted, "numbers": self.numbers, "keeps_all": bool(self.needed)}
-        with deciding(known, restore, **options) as decisions:
+        with deciding(known, restore, **options, too_often=self._too_often) as decisions:
             try:
                 result = self.__wrapped__(*args, **kwargs)
             except Exception:

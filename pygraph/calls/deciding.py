@@ -74,7 +74,7 @@ class DecidingCalls:
 
     def __init__(self, users: Any, *, numbers: bool) -> None:
         self._users = users
-        self._function = DecidedFunction(users.fn, users.name, numbers=numbers)
+        self._function = DecidedFunction(users.fn, users.name, numbers=numbers, too_often=users.shared.asking_too_often)
         self._policy = DecidingPolicy(users, self._function)
         self.engine = users.derive(self._function, self._policy)
         self.traces: Traces | None = None

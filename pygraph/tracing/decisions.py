@@ -12,6 +12,7 @@ a number. A trace takes the answer for granted, which is recorded as an operatio
 # pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false, reportUnknownMemberType=false
 from __future__ import annotations
 
+import collections
 import contextlib
 import itertools
 import math
@@ -67,6 +68,7 @@ class Decisions:
         trusted: Whether those given are the call's own; else each is looked up, and the right one taken.
         numbers: Whether questions for numbers are answered as well.
         keeps_all: Whether values are to outlast the next question that this trace does not read behind it.
+        too_often: Lines that have asked too often in other traces of the function; one of this is added.
 
     Attributes:
         answers: The texts of all of them.
@@ -82,7 +84,9 @@ class Decisions:
         trusted: bool,
         numbers: bool,
         keeps_all: bool = False,
+        too_often: set[str | None] | None = None,
     ) -> None:
+        self._too_often = set[str | None]() if too_often is None else too_often
         self._given, self._restore, self._trusted = tuple(given), restore, trusted or restore is None
         self.numbers, self._keeps_all = numbers, keeps_all
         self._outcomes: dict[Any, bool] = {}
@@ -144,8 +148,10 @@ class Decisions:
 
     def _asked(self, tracer: Any, proxy: Any, *, is_outcome: bool) -> Answer:
         """The answer to a question for the value of a proxy."""
-        index = len(self.answers)
+        index, line = len(self.answers), user_frame(sys._getframe(1))
         if index >= MAX_DECISIONS:
+            self._too_often.add(collections.Counter(self.lines).most_common(1)[0][0])
+        if index >= MAX_DECISIONS or line in self._too_often:
             raise TraceError(f"it decides more than {MAX_DECISIONS} times by values on the device")
         value: fx.Node = proxy.node
         last = next(iter(reversed(tracer.graph.nodes))) if self.before is None else max(self.before, value)
@@ -158,7 +164,7 @@ class Decisions:
         with tracer.graph.inserting_after(last):
             arguments = (proxy, answer, index, needed) if needed else (proxy, answer, index)
             node = tracer.create_proxy("call_function", ask(), arguments, {}).node
-        self.lines.append(user_frame(sys._getframe(1)))
+        self.lines.append(line)
         if not self._is_in_operation:  # which else notes the line of all its nodes
             node.meta["source"] = self.lines[-1]
         return answer
@@ -215,14 +221,14 @@ _here = _Here()
 
 @contextlib.contextmanager
 def deciding(
-    given: Sequence[str], restore: Callable[[], None] | None, *, trusted: bool, numbers: bool, keeps_all: bool = False
+    given: Sequence[str], restore: Callable[[], None] | None, **options: Any
 ) -> Generator[Decisions, None, None]:
     """Have what is traced inside decide by these answers, and by those of the call that is traced.
 
     Args: as of `Decisions`.
     """
     before = _here.decisions
-    _here.decisions = Decisions(given, restore, trusted=trusted, numbers=numbers, keeps_all=keeps_all)
+    _here.decisions = Decisions(given, restore, **options)
     try:
         yield _here.decisions
     finally:

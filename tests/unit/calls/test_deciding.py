@@ -17,6 +17,7 @@ import pygraph
 from pygraph.calls import initial_states, limits
 from pygraph.calls.expected_paths import ExpectedPaths
 from pygraph.errors import FallbackError, TraceError, UndecidedError
+from pygraph.tracing import decisions
 from tests.steps import assert_same, scaled_step_of
 
 pytestmark = pytest.mark.rotates
@@ -675,3 +676,27 @@ def test_generators_that_are_replaced(device: torch.device, is_passed: bool) -> 
         return found
 
     assert_same(make(pygraph.jit), make(lambda fn: fn), device)
+
+
+def test_a_line_that_asks_too_often_is_not_answered_again(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+    look_up = decisions.value_at
+    monkeypatch.setattr(decisions, "value_at", lambda *about: asked.append(about) or look_up(*about))
+
+    def turned(x: Tensor) -> Tensor:
+        for number in range(80):
+            x = x * 1.01 + number
+            if x.sum() > 1e9:
+                break
+        return x
+
+    def whole(x: Tensor) -> Tensor:
+        return turned(x) / 2
+
+    fast = pygraph.jit(whole)
+    for value in (1.0, 2.0, 3.0, 4.0, 5.0):
+        x = torch.full((4,), value, device=device)
+        torch.testing.assert_close(fast(x), whole(x))
+    assert decisions.MAX_DECISIONS <= len(asked) < decisions.MAX_DECISIONS + 10

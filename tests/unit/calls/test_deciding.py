@@ -681,9 +681,9 @@ def test_generators_that_are_replaced(device: torch.device, is_passed: bool) -> 
 def test_a_line_that_asks_too_often_is_not_answered_again(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[Any] = []
+    asked: list[int] = []
     look_up = decisions.value_at
-    monkeypatch.setattr(decisions, "value_at", lambda *about: asked.append(about) or look_up(*about))
+    monkeypatch.setattr(decisions, "value_at", lambda *about: asked.append(1) or look_up(*about))
 
     def turned(x: Tensor) -> Tensor:
         for number in range(80):

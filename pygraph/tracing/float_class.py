@@ -61,8 +61,8 @@ _NAME, _PROXY = "float", FloatClass(float)
 
 
 def _is_number(tensor: torch.Tensor) -> bool:
-    """Whether a tensor of the device is one number that an item of it is as well."""
-    return not tensor.is_cpu and tensor.numel() == 1 and not tensor.is_complex() and tensor.dtype is not torch.bool
+    """Whether a tensor is one number that only a run knows, and that an item of it is as well."""
+    return tensor.constant is None and tensor.numel() == 1 and not tensor.is_complex() and tensor.dtype is not torch.bool
 
 
 def _warn_as_torch(tensor: torch.Tensor) -> None:
@@ -107,6 +107,8 @@ def is_only_called(code: types.CodeType, name: str) -> bool:
     True
     >>> is_only_called((lambda k: type(k) is float).__code__, "float")
     False
+    >>> is_only_called((lambda t: float(t.float().sum())).__code__, "float")  # the name of an attribute is another one
+    True
     """
     begins: set[Any] = set()
     questions: list[Any] = []
@@ -117,11 +119,14 @@ def is_only_called(code: types.CodeType, name: str) -> bool:
             begins.add(where[::2])
         elif instruction.opname.startswith("CALL") and where[::2] in begins:
             questions.append(where)
-        elif instruction.argval == name and not _is_called(instruction):
+        elif instruction.argval == name and instruction.opname in _LOOKED_UP and not _is_called(instruction):
             others.append(where)
     inner = (one for one in code.co_consts if isinstance(one, types.CodeType))
     is_asked_about = all(any(_is_inside(one, question) for question in questions) for one in others)
     return is_asked_about and all(is_only_called(one, name) for one in inner)
+
+
+_LOOKED_UP = ("LOAD_GLOBAL", "LOAD_NAME")
 
 
 def _is_called(load: dis.Instruction) -> bool:

@@ -78,7 +78,7 @@ class PartedCalls:
         self._function, self._make_policy = function, make_policy
         self._comparison = Comparison(function)
         self._between: dict[Part, frozenset[int]] = {}  # the lines of runs that keep numbers on the host
-        self._apart, self._is_outdated = (
+        self._left_out, self._is_outdated = (
             frozenset[int](),
             False,
         )  # the lines that go into no run, and whether some are new
@@ -115,7 +115,7 @@ class PartedCalls:
         first, last = part.lines
         inside = (lines for lines in reversed(self._failures) if first <= (lines.failed or 0) <= last)
         lines = next(inside, self._failures[0])
-        return Outline(part, lines.failed, lines.lines, self._apart, is_in_a_call=lines.failed_in is not None)
+        return Outline(part, lines.failed, lines.lines, self._left_out, is_in_a_call=lines.failed_in is not None)
 
     def _ways_at_numbers(self, lines: ComputingLines, *, outside_alone: bool) -> list[list[tuple[Part, bool]]]:
         """The parts of a function that are cut at statements which compute numbers alone, the better ones first."""
@@ -256,7 +256,7 @@ class PartedCalls:
             between = self._between.get(part)
             if not between:
                 return self._inner(bound, _ignore)
-            note = functools.partial(self._note_apart, between)
+            note = functools.partial(self._note_left_out, between)
             return self._inner(bound, note, note)
         note_failed = functools.partial(self._note_failed, part)
         if not self._has_failed:
@@ -267,10 +267,10 @@ class PartedCalls:
         """Make what runs a part, as long as not each of its calls is compiled anew."""
         return Inner(self._function.derive(fn, self._make_policy(*notes)), limits.LIMITS.wasted_traces)
 
-    def _note_apart(self, lines: frozenset[int], *about: Any) -> None:
+    def _note_left_out(self, lines: frozenset[int], *about: Any) -> None:
         """Note that a run has no trace, which may be for statements in it that keep numbers on the host."""
         del about
-        self._apart |= lines
+        self._left_out |= lines
         self._is_outdated = True
 
     def _forget_outlines(self) -> None:

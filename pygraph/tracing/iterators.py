@@ -26,11 +26,11 @@ from pygraph.guards.iterators import is_drawing, is_generator, is_generator_or_m
 from pygraph.guards.system_calls import is_system_call
 from pygraph.ir.source_lines import user_frame
 from pygraph.tracing.explicit_generators import SEED_BEFORE, WatchedGenerator, is_watched
-from pygraph.tracing.float_class import float_served
 from pygraph.tracing.function_proxies import original_of
 from pygraph.tracing.iterator_classes import watched_classes
 from pygraph.tracing.iterator_locations import locations_of
 from pygraph.tracing.math_functions import is_math_function, math_served, proxy_of
+from pygraph.tracing.number_classes import number_classes_served
 from pygraph.tracing.streams import watched_streams
 from pygraph.tracing.system_calls import SystemCall, watched_outputs, watched_paths
 from pygraph.tracing.type_function import type_served
@@ -81,7 +81,7 @@ class Iterators:
             undo.enter_context(watched_outputs(self._refuse_call))
             undo.enter_context(watched_streams(self._refuse_call))
             undo.enter_context(type_served(self._environment))
-            undo.enter_context(float_served(self._environment))
+            undo.enter_context(number_classes_served(self._environment))
             if self._numbers:
                 undo.enter_context(math_served())
             try:

@@ -64,7 +64,7 @@ class Outline:
         part: The part.
         failed: The line at which a trace of the function has failed; None if it has not, and then there are no runs.
         computing: The lines before it that compute tensors.
-        apart: Lines of statements that are in no run, as one with them has no trace.
+        left_out: Lines of statements that are in no run, as one with them has no trace.
         is_in_a_call: Whether the trace has failed in a function that this line calls.
 
     Attributes:
@@ -75,11 +75,11 @@ class Outline:
     """
 
     def __init__(
-        self, part: Part, failed: int | None, computing: Collection[int], apart: Collection[int] = (), *,
+        self, part: Part, failed: int | None, computing: Collection[int], left_out: Collection[int] = (), *,
         is_in_a_call: bool = False,
     ) -> None:  # fmt: skip
         self._body, self._failed, self._computing = part.body, failed, frozenset(computing)
-        self._apart = frozenset(apart)
+        self._left_out = frozenset(left_out)
         self.between: list[frozenset[int]] = []
         self._shared = frozenset(part.body.fn.__code__.co_cellvars)
         self._is_in_a_call, self.picks = is_in_a_call, False
@@ -135,7 +135,7 @@ class Outline:
     def _may_be_in_a_run(self, statement: ast.stmt, *, keeps: bool = False) -> bool:
         """Whether a statement may be in a run; with ``keeps``, if something that computes tensors follows."""
         lines = _lines_of(statement)
-        if keeps and not self._apart.isdisjoint(lines):
+        if keeps and not self._left_out.isdisjoint(lines):
             return False
         if not isinstance(statement, _PLAIN) or self._failed is None or self._failed in lines:
             return False

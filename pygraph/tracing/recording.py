@@ -51,7 +51,6 @@ from pygraph.tracing.decisions import OtherPathError, Questions
 from pygraph.tracing.explicit_generators import ExplicitGenerators
 from pygraph.tracing.fake_arguments import FakeArguments, fake_arguments
 from pygraph.tracing.fake_tracing import fake_tracing
-from pygraph.tracing.float_class import reads_numbers
 from pygraph.tracing.function_kinds import WithStateInputs
 from pygraph.tracing.function_modes import LiveNumbersMode, MetaDeviceUses, OutsideReads
 from pygraph.tracing.function_run import FunctionRun
@@ -63,6 +62,7 @@ from pygraph.tracing.iterators import Iterators
 from pygraph.tracing.leaks import remember_numbers
 from pygraph.tracing.live_arrays import arrays_served
 from pygraph.tracing.live_numbers import texts_noticed
+from pygraph.tracing.number_classes import reads_numbers
 from pygraph.tracing.number_conditions import Comparison
 from pygraph.tracing.number_uses import NumberUses, UsedNumbers
 from pygraph.tracing.numpy_uses import numpy_served

@@ -1,11 +1,11 @@
-"""``float(t)`` of a traced value: a number that stays live, as that of ``t.item()`` does.
+"""``float(t)`` and ``int(t)`` of a traced value: a number that stays live, as that of ``t.item()`` does.
 
 ``float`` takes a real float from whatever it is called with, so nothing that a tensor of a trace answers could make
 the result live. So it is replaced for the time of a trace, in the modules of the user's functions that call it: they
 find the proxy among their global variables. A module whose functions do anything else with the class
 (``dtype=float``, ``type(k) is float``) than to call it, to ask ``isinstance(k, float)`` or to ``map`` by it, is left as
 it is, and so is one that the walk over what the traced function reaches does not find: there, the number is needed on
-the host. ``int(t)`` is left alone: what asks for it is a size or an index, for which the number is needed in any case.
+the host. The same holds for ``int``, of tensors of integers; of others it rounds, for which the number is needed.
 """
 
 # Values are of any type.
@@ -32,8 +32,23 @@ from pygraph.tracing.proxy_trace import tracing_here
 from pygraph.tracing.type_function import class_in_eager
 
 
-class FloatClass(FunctionProxy):
-    """A proxy of ``float`` that knows traced values; to all else it is the class."""
+class _NumberClass(FunctionProxy):
+    """A proxy of a class of numbers; to all but traced values it is the class."""
+
+    __slots__ = ()
+
+    def __getattribute__(self, name: str) -> Any:
+        return getattr(original_of(self), name)
+
+    def __instancecheck__(self, instance: Any) -> bool:
+        return issubclass(class_in_eager(instance), original_of(self))
+
+    def __subclasscheck__(self, subclass: type) -> bool:
+        return issubclass(subclass, original_of(self))
+
+
+class FloatClass(_NumberClass):
+    """A proxy of ``float`` that knows traced values."""
 
     __slots__ = ()
 
@@ -47,22 +62,27 @@ class FloatClass(FunctionProxy):
             value = value.item()
         return _float_of(value) if issubclass(type(value), Live) else float(value)
 
-    def __getattribute__(self, name: str) -> Any:
-        return getattr(original_of(self), name)
 
-    def __instancecheck__(self, instance: Any) -> bool:
-        return issubclass(class_in_eager(instance), float)
+class IntClass(_NumberClass):
+    """A proxy of ``int`` that knows traced tensors of integers."""
 
-    def __subclasscheck__(self, subclass: type) -> bool:
-        return issubclass(subclass, float)
+    __slots__ = ()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The number that a value is; that of a traced tensor of integers is live."""
+        if len(args) != 1 or kwargs or not tracing_here() or not isinstance(args[0], FakeTensor):
+            return int(*args, **kwargs)
+        is_integer = _is_number(args[0]) and not args[0].is_floating_point()
+        return args[0].item() if is_integer else int(args[0])
 
 
-_NAME, _PROXY = "float", FloatClass(float)
+_PROXIES: dict[str, _NumberClass] = {"float": FloatClass(float), "int": IntClass(int)}
 
 
-def _is_number(tensor: torch.Tensor) -> bool:
+def _is_number(tensor: FakeTensor) -> bool:
     """Whether a tensor is one number that only a run knows, and that an item of it is as well."""
-    return tensor.constant is None and tensor.numel() == 1 and not tensor.is_complex() and tensor.dtype is not torch.bool
+    is_one = tensor.constant is None and tensor.numel() == 1
+    return is_one and not tensor.is_complex() and tensor.dtype is not torch.bool
 
 
 def _warn_as_torch(tensor: torch.Tensor) -> None:
@@ -81,20 +101,27 @@ def _float_of(number: Any) -> Any:
 
 def reads_numbers(environment: Environment) -> bool:
     """Whether code of the user's may read numbers of the device."""
-    return any(map(environment.has_code_for, ("item", "tolist"))) or environment.calls_builtin(_NAME)
+    return any(map(environment.has_code_for, ("item", "tolist"))) or any(map(environment.calls_builtin, _PROXIES))
 
 
 @contextlib.contextmanager
-def float_served(environment: Environment) -> Generator[None, None, None]:
+def number_classes_served(environment: Environment) -> Generator[None, None, None]:
     """Have functions of the user's make live numbers of traced values for the time of a trace."""
+    with contextlib.ExitStack() as stack:
+        for name, proxy in _PROXIES.items():
+            stack.enter_context(builtin_replaced(name, proxy, _modules_calling(environment, name)))
+        yield
+
+
+def _modules_calling(environment: Environment, name: str) -> list[dict[str, Any]]:
+    """The variables of modules of the user's whose functions only call a class of numbers."""
     modules: dict[int, dict[str, Any]] = {}
     others: set[int] = set()
-    for fn in environment.functions_calling(_NAME):
+    for fn in environment.functions_calling(name):
         modules[id(fn.__globals__)] = fn.__globals__
-        if not is_only_called(fn.__code__, _NAME):
+        if not is_only_called(fn.__code__, name):
             others.add(id(fn.__globals__))
-    with builtin_replaced(_NAME, _PROXY, (variables for key, variables in modules.items() if key not in others)):
-        yield
+    return [variables for key, variables in modules.items() if key not in others]
 
 
 @functools.lru_cache(maxsize=4096)

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 import pygraph
-from pygraph.tracing import float_class
-from pygraph.tracing.float_class import FloatClass
+from pygraph.tracing import number_classes
 from pygraph.tracing.function_proxies import original_of
+from pygraph.tracing.number_classes import FloatClass
 
 FUNCTIONS: dict[str, Callable[[Tensor], Any]] = {
     "arithmetic": lambda x: x * (0.5 * float(x.sum()) + 1),
@@ -55,7 +55,7 @@ def test_as_in_eager(device: torch.device, name: str) -> None:
     for k in range(8):
         x = torch.arange(3.0, device=device) * (k % 5) / 2
         assert outcome(fast, x) == outcome(function, x)
-    assert not any(isinstance(globals().get(kind), FloatClass) for kind in ("float",))
+    assert not {"float", "int"} & globals().keys()  # where the proxies were found
 
 
 def of_callees(x: Tensor) -> Tensor:
@@ -121,6 +121,33 @@ def test_proxies_outside_of_a_trace() -> None:
 
 
 def test_examples() -> None:
-    found = doctest.testmod(float_class)
+    found = doctest.testmod(number_classes)
     assert found.attempted
     assert not found.failed
+
+
+KEPT: dict[str, Callable[[Tensor], Any]] = {
+    "next to an attribute": lambda y: float(y.float().sum()) / len(y),
+    "of integers": lambda y: int((y > 0).sum()),
+    "float of integers": lambda y: float((y > 0).sum()) / 3,
+    "on the host": lambda y: float((y > 0).cpu().sum()),
+}
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_numbers_that_are_kept_make_no_other_calls(device: torch.device, name: str) -> None:
+    def make(run: Callable[..., Any]) -> Any:
+        kept: list[Any] = []
+
+        def function(x: Tensor) -> Tensor:
+            kept.append(KEPT[name](x - 2))
+            return x * 2
+
+        call = run(function)
+        results = [call(torch.arange(4.0, device=device) * k) for k in range(8)]
+        return call, results, kept
+
+    (fast, *mine), (_, *expected) = make(pygraph.jit), make(lambda fn: fn)
+    torch.testing.assert_close(mine, expected)
+    assert [type(one) for one in mine[1]] == [type(one) for one in expected[1]]
+    assert fast.cache_info().hits >= 4, str(fast.explain())

@@ -43,6 +43,10 @@ class GrowingList(list[Any]):
         super().__init__([_NoItem()])
         self._original, self._name, self._note_read, self._items = original, name, note_read, items
 
+    @property
+    def __class__(self) -> type:  # pyright: ignore
+        return list
+
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
         self._note_read()
         text = f"it reads {self._name}, to which it appends at every call"

@@ -31,6 +31,7 @@ _SYNCHRONIZING = frozenset(
         "aten::_local_scalar_dense", "aten::item", "aten::equal", "aten::is_nonzero", "aten::nonzero",
         "aten::masked_select", "aten::_unique", "aten::_unique2", "aten::unique_dim", "aten::unique_consecutive",
         "aten::bincount", "aten::repeat_interleave", "aten::_assert_async", "aten::multinomial",
+        "pygraph::ctc_loss", "pygraph::ctc_loss_backward",
     }
 )  # fmt: skip
 

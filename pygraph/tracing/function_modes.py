@@ -15,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 import pygraph.ir.ops  # noqa: F401  # pyright: ignore[reportUnusedImport]  # registers pygraph::scalar
 from pygraph.errors import TraceError
+from pygraph.tracing.ctc_losses import CTC_LOSSES, ctc_loss_of
 from pygraph.tracing.indexing import selected, selected_by_live
 from pygraph.tracing.live_arrays import tensor_of, with_tensor_indices
 from pygraph.tracing.live_numbers import Live
@@ -76,6 +77,8 @@ class LiveNumbersMode(TorchFunctionMode):
         if func in _TAKE_LEARNING_RATE and isinstance(kwargs["lr"], torch.SymFloat):
             rate = torch.ops.pygraph.scalar(kwargs["lr"], dtype=torch.float32, device=args[0][0].device)
             kwargs = {**kwargs, "lr": rate}
+        if func in CTC_LOSSES and (loss := ctc_loss_of(func, args, kwargs)) is not None:
+            return loss
         if func in _INDEXED:
             args = (args[0], with_tensor_indices(args[1], args[0].device), *args[2:])
         if func is torch.Tensor.__getitem__ and (found := selected(args[0], args[1])) is not None:

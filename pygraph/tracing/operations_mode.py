@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from pygraph.errors import TraceError
 from pygraph.guards.iterators import is_generator
+from pygraph.ir.ctc_loss import of_static_size
 from pygraph.ir.descriptors import TensorSpec
 from pygraph.ir.dispatch_modes import no_dispatch_modes
 from pygraph.ir.functional_variants import check_disjoint_arguments, needs_functional_variant
@@ -124,7 +125,7 @@ class OperationsMode(TorchDispatchMode):
             kwargs = {**(kwargs or {}), "device": torch.device("cuda", torch.cuda.current_device())}
         if isinstance(device, torch.device) and device.type == "meta" and not self._meta.asked:
             kwargs = {**(kwargs or {}), "device": self._device_of_tangent(func, args, device)}
-        steps = steps_of(func, args)
+        steps = steps_of(func := of_static_size(func), args)
         if steps is not None:
             with self:
                 return steps()

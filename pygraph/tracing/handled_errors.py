@@ -11,11 +11,15 @@ from __future__ import annotations
 import contextlib
 import dis
 import functools
+import os
 import sys
 import threading
 import types
 from collections.abc import Callable, Generator, Iterator
 from typing import Any
+
+import mpmath  # pyright: ignore[reportMissingTypeStubs]  # which sympy needs
+import sympy  # pyright: ignore[reportMissingTypeStubs]
 
 from pygraph.guards.environment import Environment
 from pygraph.ir.source_lines import is_in_library
@@ -58,7 +62,8 @@ class HandledErrors:
 
         def handled(code: types.CodeType, offset: int, error: BaseException) -> None:
             del offset
-            if threading.get_ident() == self._thread and not is_in_library(code.co_filename):
+            is_of_torch = is_in_library(code.co_filename) or code.co_filename.startswith(_SYMBOLS)
+            if threading.get_ident() == self._thread and not is_of_torch:
                 self._note(error)
 
         monitoring.use_tool_id(tool, "pygraph")
@@ -98,6 +103,9 @@ class HandledErrors:
         finally:
             sys.settrace(None)
 
+
+_SYMBOLS = tuple(os.path.dirname(str(module.__file__)) + os.sep for module in (sympy, mpmath))
+"""Libraries by which torch computes with numbers that are not known."""
 
 _MOST = 100
 """Errors of one trace that are kept, with their frames, until it ends."""

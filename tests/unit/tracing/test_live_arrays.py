@@ -87,7 +87,7 @@ def test_types_that_make_tensors(device: torch.device, kind: Any) -> None:
     fast = pygraph.jit(fn)
     for of in (dtype, np.uint8):
         assert outcomes(fast, of) == outcomes(fn, of)
-    assert fast.cache_info().captures == 2
+    assert fast.cache_info().captures == 1  # what is uploaded is of one dtype, and has one graph
 
 
 def test_writes_to_the_memory_of_a_part(device: torch.device) -> None:

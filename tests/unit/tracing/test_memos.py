@@ -172,7 +172,8 @@ def test_a_memo_that_grows_at_every_call_is_given_up(
     for step in range(calls, calls + 20):
         assert fast(x).tolist() == [float(step)] * 3
     assert traced == before
-    assert fast.explain().to_dict()["fallbacks"]
+    report = fast.explain().to_dict()
+    assert report["fallbacks"] or report["in_python"]
 
 
 def test_what_is_too_much_to_be_looked_at_is_reported(device: torch.device) -> None:

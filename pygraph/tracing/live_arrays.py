@@ -128,7 +128,8 @@ class LiveArray:
 
     def copy(self, *order: Any) -> Any:
         """As of the array."""
-        return _refuse(self, "copy") if order else self._like(self._tensor.clone())
+        copied = self._tensor.clone(memory_format=torch.contiguous_format)  # NumPy's order, unless another is asked for
+        return _refuse(self, "copy") if order else self._like(copied)
 
     def astype(self, dtype: Any, **options: Any) -> Any:
         """As of the array, where a number becomes the same one, or a rounded float."""

@@ -110,9 +110,6 @@ class Live:
     def __int__(self) -> int:
         return self._decided("int", int)
 
-    def __index__(self) -> int:
-        return self._decided("index", operator.index)
-
     def __float__(self) -> float:
         return self._decided("float", float)
 
@@ -175,6 +172,9 @@ class LiveInt(Live, torch.SymInt):
     """An int, or a NumPy number of that kind."""
 
     kind_of_device = int
+
+    def __index__(self) -> int:  # which floats do not have
+        return self._decided("index", operator.index)
 
 
 class LiveBool(Live, torch.SymBool):

@@ -223,12 +223,20 @@ def _method(kind: Any, name: str) -> None:
     """Define a method of numbers that user code calls; torch has its own for some."""
 
     def method_of(self: Any) -> Any:
-        if self.source is None or not called_by_user(2, None):
+        if not called_by_user(2, None):
             return getattr(super(Live, self), name)
+        if self.source is None:
+            own = getattr(super(Live, self), name)
+            return functools.partial(_is_whole, self) if name == "is_integer" and kind is LiveFloat else own
         getattr(self.source.value, name)  # numbers of some types do not have it
         return functools.partial(_of_method, name, self)
 
     setattr(kind, name, property(method_of))
+
+
+def _is_whole(number: Any) -> bool:
+    """Whether a float of the device is an integer: a question, for which torch would record a function of its own."""
+    return bool(number % 1 == 0)
 
 
 def _of_method(name: str, number: Any) -> Any:

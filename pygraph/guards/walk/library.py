@@ -79,9 +79,9 @@ class LibraryNames:
     def close(self, names: Iterable[str]) -> None:
         """Follow all names to the end, with the names in the code that uses the library."""
         self.named.update(names)
-        before = -1
-        while self._queue or before != len(self._functions):
-            before = len(self._functions)
+        before = None
+        while self._queue or before != (len(self._functions), len(self._classes)):
+            before = len(self._functions), len(self._classes)
             while self._queue:
                 fn = self._queue.pop()
                 found = looked_up(fn.__code__)
@@ -89,7 +89,7 @@ class LibraryNames:
                 self._look_up(fn.__globals__, found)
                 for cell in fn.__closure__ or ():
                     self._follow(stored_in_cell(cell), found)
-            for cls in self._classes.values():
+            for cls in [*self._classes.values()]:  # what is followed may lead to more
                 for key in vars(cls).keys() & self.named:
                     self._follow(vars(cls)[key], ())
 

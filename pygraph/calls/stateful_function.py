@@ -20,6 +20,7 @@ from pygraph.calls import limits
 from pygraph.calls.asked_numbers import AskedNumbers, Leaves
 from pygraph.calls.entries import StateRunner
 from pygraph.calls.function import CONDITION
+from pygraph.calls.moved_objects import check_moves
 from pygraph.errors import TraceError
 from pygraph.guards.argument_containers import ContainersBefore
 from pygraph.guards.locations import Item, Items, Location, union
@@ -180,6 +181,7 @@ class StatefulFunction(WithStateInputs):
             found = zip(self.numbers, numbers, strict=True)
             self._written = tuple(location for location, number in found if location.get() is not number)
             left = [location.get() for location in self.locations], result
+            check_moves(self.locations, values, left[0])
             check_shared(left)
             passed.check_absent(result)
             returned = with_parts(left, stays_whole, FakeTensor)

@@ -4,6 +4,7 @@
 # pyright: reportPrivateUsage=false, reportUnknownMemberType=false
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -80,11 +81,17 @@ def caught_by_function(errors: Iterable[BaseException], *, has_numbers: bool) ->
     """
     for error in errors:
         caught = error.__traceback__
-        if caught is None or is_in_library(caught.tb_frame.f_code.co_filename):
+        file = "" if caught is None else caught.tb_frame.f_code.co_filename
+        if not file or is_in_library(file):
             continue
-        if is_of_a_trace(error) or names_a_class_of_the_trace(error) or (has_numbers and _is_of_a_number(error)):
+        may_be_of_a_number = has_numbers and not _INSTALLED.search(file) and _is_of_a_number(error)
+        if is_of_a_trace(error) or names_a_class_of_the_trace(error) or may_be_of_a_number:
             return f"{in_words(error)[0]}, and it catches the error, which is none in eager"
     return None
+
+
+_INSTALLED = re.compile(r"^<|[/\\\\](site|dist)-packages[/\\\\]")
+"""Files of code that was generated or installed, which tries what it may be given (sympy, einops)."""
 
 
 def _is_of_a_number(error: BaseException) -> bool:

@@ -14,9 +14,11 @@ from __future__ import annotations
 
 import ast
 import builtins
+import collections
 import copy
+import itertools
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 from pygraph.process.syntax_trees import syntax_tree
@@ -137,11 +139,12 @@ class Outline:
         lines = _lines_of(statement)
         if keeps and not self._left_out.isdisjoint(lines):
             return False
-        if not isinstance(statement, _PLAIN) or self._failed is None or self._failed in lines:
+        is_plain = isinstance(statement, _PLAIN) or _goes_through_parameters(statement)
+        if not is_plain or self._failed is None or self._failed in lines:
             return False
         if lines[-1] < self._failed and self._computing.isdisjoint(lines) and not keeps:
             return False
-        nodes = [*ast.walk(statement)]
+        nodes = [*_nodes_in(statement)]
         of_the_host = {name for node in nodes if (name := _name_of_the_host(node)) is not None}
         return not any(isinstance(node, _ALONE) for node in nodes) and of_the_host <= (_KEEPING if keeps else set())
 
@@ -154,12 +157,14 @@ class Outline:
         number = len(self.runs)
         of_host = [one for one in run if not self._may_be_in_a_run(one)]
         self.between.append(frozenset(line for one in of_host for line in _lines_of(one)))
-        self.runs.append(Part(self._body, tuple(run), False, named, assigned, tuple(sorted(assigned))))
+        first = assigned_first(run) | _variables_of_loops(run)
+        known = sorted(assigned - (first - self._read_outside(run)))
+        self.runs.append(Part(self._body, tuple(run), False, named, assigned, tuple(known)))
         lines = [f"{_GIVEN} = {{}}"]
-        for name in sorted(named - assigned_first(run)):
+        for name in sorted(named - first):
             lines += ["try:", f"    {_GIVEN}[{name!r}] = {name}", "except UnboundLocalError:", "    pass"]
         lines.append(f"{_GIVEN} = {RUN}({number}, {_GIVEN})")
-        for name in sorted(assigned):
+        for name in known:
             lines += [f"if {name!r} in {_GIVEN}:", f"    {name} = {_GIVEN}[{name!r}]"]
         lines.append(f"{_GIVEN} = None")  # which would keep its tensors for longer than the function does
         called = syntax_tree("\n".join(lines)).body
@@ -168,6 +173,32 @@ class Outline:
                 if hasattr(node, "lineno"):
                     node.lineno = node.end_lineno = run[0].lineno  # pyright: ignore[reportAttributeAccessIssue]
         return called
+
+    def _read_outside(self, run: Sequence[ast.stmt]) -> frozenset[str]:
+        """The names that the function reads outside of a run, also in earlier statements of a loop around it."""
+        return frozenset(_read_in(self._body.statements) - _read_in(run))
+
+
+def _read_in(statements: Iterable[ast.AST]) -> collections.Counter[str]:
+    """The names that statements read, and how often."""
+    found: collections.Counter[str] = collections.Counter()
+    for node in itertools.chain.from_iterable(map(ast.walk, statements)):
+        if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Store):
+            found[node.id] += 1
+        elif isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
+            found[node.target.id] += 1
+    return found
+
+
+def _variables_of_loops(run: Sequence[ast.stmt]) -> frozenset[str]:
+    """The variables of loops through parameters that nothing reads but these loops."""
+    inside: collections.Counter[str] = collections.Counter()
+    for node in itertools.chain.from_iterable(map(ast.walk, run)):
+        if isinstance(node, ast.For) and _goes_through_parameters(node):
+            own = {one.id for one in ast.walk(node.target) if isinstance(one, ast.Name)}
+            inside += collections.Counter({name: n for name, n in _read_in(node.body).items() if name in own})
+    whole = _read_in(run)
+    return frozenset(name for name, count in inside.items() if count == whole[name])
 
 
 _GIVEN = "_given_to_run"
@@ -196,6 +227,37 @@ def _are_of_torch(items: Sequence[ast.withitem]) -> bool:
     """Whether contexts are some of torch's; others may end an error, after which variables of a run were lost."""
     calls = [item.context_expr for item in items]
     return all(isinstance(call, ast.Call) and _name_of(call) in _CONTEXTS for call in calls)
+
+
+def _goes_through_parameters(statement: ast.stmt) -> bool:
+    """Whether a loop goes through parts of a model or of an optimizer, which are the same at every call."""
+    if not isinstance(statement, ast.For) or statement.orelse:
+        return False
+    return any(isinstance(node, ast.Attribute) and node.attr in _PARAMETERS for node in ast.walk(statement.iter))
+
+
+def _nodes_in(statement: ast.stmt) -> Iterator[ast.AST]:
+    """The nodes of a statement, but for what loops through parameters go through."""
+    pending: list[ast.AST] = [statement]
+    while pending:
+        node = pending.pop()
+        yield node
+        is_loop = isinstance(node, ast.For) and _goes_through_parameters(node)
+        pending += node.body if is_loop else ast.iter_child_nodes(node)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+_PARAMETERS = frozenset(
+    {
+        "parameters",
+        "named_parameters",
+        "buffers",
+        "named_buffers",
+        "modules",
+        "named_modules",
+        "children",
+        "param_groups",
+    }
+)
 
 
 def _name_of_the_host(node: ast.AST) -> str | None:

@@ -315,6 +315,66 @@ def test_numbers_that_are_kept_between_a_loss_and_its_backward(
     assert not is_whole or "it sets" not in str(fast.explain())
 
 
+def test_parts_of_data_and_loops_through_parameters(device: torch.device) -> None:
+    """A turn is one graph: what nobody reads behind it is not returned, and loops through parameters are part of it."""
+
+    def make(run: Callable[..., Any]) -> tuple[Any, list[Any]]:
+        torch.manual_seed(0)
+        net, mean = nn.Linear(4, 4).to(device), nn.Linear(4, 4).to(device)
+
+        def epoch(data: Tensor) -> float:
+            total, last = 0.0, 0
+            for number, start in enumerate(range(0, data.size(0) - 3, 3)):
+                x, target = data[start : start + 3], data[start + 1 : start + 4]
+                net.zero_grad()
+                loss = nn.functional.mse_loss(net(x), target)
+                loss.backward()
+                for parameter in net.parameters():
+                    parameter.data.add_(parameter.grad, alpha=-0.05)  # pyright: ignore[reportArgumentType]
+                with torch.no_grad():
+                    for one, other in zip(mean.parameters(), net.parameters(), strict=True):
+                        one.mul_(0.9).add_(other, alpha=0.1)
+                last = start
+                total += loss.item()
+                if number % 3 == 2:
+                    print("loss", total)
+            return total + last
+
+        call, found = run(epoch), list[Any]()
+        for number in range(6):
+            data = torch.randn(40, 4, generator=torch.Generator().manual_seed(number)).to(device)
+            found.append((call(data), [one.detach().clone() for one in (*net.parameters(), *mean.parameters())]))
+        return call, found
+
+    (fast, mine), (_, expected) = make(pygraph.jit), make(lambda fn: fn)
+    assert_same(mine, expected, device)
+    reasons = [one["reason"] for one in fast.explain().to_dict()["fallbacks"]]
+    assert not any("shares memory" in one or "it sets" in one or "seldom" in one for one in reasons)
+    assert fast.cache_info().captures <= 2
+
+
+def test_variables_that_are_read_behind_a_turn(device: torch.device) -> None:
+    def fn(data: Tensor) -> Any:
+        parameter, found = None, []
+        for start in range(4):
+            if start:
+                found.append(x * 2)  # noqa: F821  # of the turn before
+            x, y = data[start : start + 2], data[start + 1]
+            x = x * y.sum()
+            z = x + 1
+            for parameter in layer.parameters():
+                z = z + parameter.sum()
+            if start % 2:
+                print("turn", start)
+        return found, z, parameter
+
+    layer = nn.Linear(3, 3).to(device).requires_grad_(False)
+    fast = pygraph.jit(fn)
+    for number in range(5):
+        data = torch.randn(6, 3, generator=torch.Generator().manual_seed(number)).to(device)
+        assert_same(fast(data), fn(data), device)
+
+
 STATEMENTS = [
     "x = x * 1.25 + 0.5", "y = x.sin() + y", "y.add_(x)", "x = x + y.mean()", "n += 1", "out[n % 8] = x",
     "z = x.exp().clamp(max=9)", "kept.append(x.sum())", "x = torch.where(x > y, x, y)", "x, y = y + 1, x",

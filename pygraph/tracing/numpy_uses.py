@@ -35,6 +35,8 @@ def _with_numbers(value: Any) -> Any:
 
 def _array_ufunc(self: Any, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
     del self
+    # A NumPy float that is compared with a number comes as an array.
+    inputs = tuple([one[()] if type(one) is np.ndarray and one.ndim == 0 else one for one in inputs])
     found = ufunc_result(ufunc, method, inputs, kwargs)
     if found is NotImplemented and method == "__call__" and not kwargs:
         found = _with_number_of_device(ufunc, inputs)

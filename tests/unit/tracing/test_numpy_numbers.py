@@ -149,3 +149,22 @@ def test_a_learning_rate_of_numpy_and_numbers_of_tensors(device: torch.device) -
     losses, fast = trained(pygraph.jit)
     torch.testing.assert_close(losses, trained(lambda step: step)[0])
     assert "no fallbacks" in str(fast.explain())
+
+
+@pytest.mark.parametrize("name", ["min", "max", "if", "between"])
+def test_comparisons_with_numpys_numbers_are_outcomes(device: torch.device, name: str) -> None:
+    limit = np.log(5)
+    functions: dict[str, Callable[[float], Any]] = {
+        "min": lambda k: min(k / 4, np.log(5)),
+        "max": lambda k: max(limit, k / 4),
+        "if": lambda k: k / 4 if k / 4 < limit else 2.0,
+        "between": lambda k: k if np.float64(0.5) < k <= np.array(6.0) else -1.0,
+    }
+
+    def function(x: torch.Tensor, k: int) -> torch.Tensor:
+        return x * float(functions[name](k))
+
+    x, fast = torch.ones(3, device=device), pygraph.jit(function)
+    for k in (1, 2, 3, 4, 5, 9, 10, 11, 12):
+        torch.testing.assert_close(fast(x, k), function(x, k))
+    assert fast.cache_info().misses <= 4, fast.explain_misses()

@@ -110,8 +110,8 @@ _SYMBOLS = tuple(os.path.dirname(str(module.__file__)) + os.sep for module in (s
 _MOST = 100
 """Errors of one trace that are kept, with their frames, until it ends."""
 
-_TOOLS = (3, 4, 5, 1, 2)
-"""Numbers of Python's monitoring tools, those first that are no debugger's, profiler's or optimizer's."""
+_TOOLS = (3, 4)
+"""Numbers of Python's monitoring tools that are no debugger's, profiler's or optimizer's."""
 
 
 def _codes(environment: Environment) -> Iterator[types.CodeType]:

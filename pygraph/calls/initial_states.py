@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from pygraph.calls.entries import Entry, Stateful
+from pygraph.calls.entries import Entry, Refused, Stateful
 from pygraph.guards.environment import Environment
 from pygraph.ir.descriptors import CapturedGenerator
 from pygraph.ir.effects import may_draw
@@ -37,7 +37,7 @@ class Draws:
     @classmethod
     def of(cls, engine: Any) -> Draws:
         """Find those that calls of an engine draw from, or of the engines that run its calls."""
-        entries = [entry for _, entry in entries_of(engine)]
+        entries = [entry for _, entry in entries_of(engine) if not isinstance(entry, Refused)]  # which replay nothing
         if not any(map(_draws, entries)):
             return cls()
         if any(map(_is_python, entries)):

@@ -78,10 +78,8 @@ class PartedCalls:
         self._function, self._make_policy = function, make_policy
         self._comparison = Comparison(function)
         self._between: dict[Part, frozenset[int]] = {}  # the lines of runs that keep numbers on the host
-        self._left_out, self._is_outdated = (
-            frozenset[int](),
-            False,
-        )  # the lines that go into no run, and whether some are new
+        self._left_out = frozenset[int]()  # the lines that go into no run
+        self._is_outdated = False  # whether some of them are new
         fn = function.fn
         plain, self._instance = plain_function(fn)
         self._module = fn if isinstance(fn, torch.nn.Module) else None

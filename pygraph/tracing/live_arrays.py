@@ -256,14 +256,8 @@ def _refusing_element(name: str) -> Any:
 
 # That of items would make it a sequence.
 _OF_ELEMENTS = {
-    "__getattribute__",
-    "__delattr__",
-    "__dict__",
-    "__init__",
-    "__init_subclass__",
-    "__subclasshook__",
-    "__getitem__",
-}
+    "__getattribute__", "__delattr__", "__dict__", "__init__", "__init_subclass__", "__subclasshook__", "__getitem__",
+}  # fmt: skip
 for _name in dir(np.int64):
     if _name.startswith("__") and _name not in _OF_CLASSES - {"__hash__"} | _OF_ELEMENTS | vars(LiveElement).keys():
         setattr(LiveElement, _name, _refusing_element(_name))

@@ -101,10 +101,10 @@ class Outline:
             elif run and self._may_be_in_a_run(statement, keeps=True):
                 keeping.append(statement)
             else:
-                found += [*self._called(run), *keeping]
+                found += self._called(run)
+                found += [self._with_inner(one, is_inside=is_inside) for one in (*keeping, statement)]
                 run, keeping = [], []
-                found.append(self._with_inner(statement, is_inside=is_inside))
-        return [*found, *self._called(run), *keeping]
+        return [*found, *self._called(run), *(self._with_inner(one, is_inside=is_inside) for one in keeping)]
 
     def _with_inner(self, statement: ast.stmt, *, is_inside: bool) -> ast.stmt:
         """A statement with calls inside it: of a loop, and of one that is Python as something inside of it fails."""
@@ -247,17 +247,9 @@ def _nodes_in(statement: ast.stmt) -> Iterator[ast.AST]:
 
 
 _PARAMETERS = frozenset(
-    {
-        "parameters",
-        "named_parameters",
-        "buffers",
-        "named_buffers",
-        "modules",
-        "named_modules",
-        "children",
-        "param_groups",
-    }
-)
+    {"parameters", "named_parameters", "buffers", "named_buffers", "modules", "named_modules", "children",
+     "param_groups"}
+)  # fmt: skip
 
 
 def _name_of_the_host(node: ast.AST) -> str | None:

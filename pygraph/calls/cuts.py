@@ -43,7 +43,7 @@ def pieces_around_failure(body: Body, piece: Piece, lines: ComputingLines) -> li
     if failed is None:
         return [piece]
     computing = [at for at in range(first, failed) if _is_among(body.statements[at], lines.kernels)]
-    going_on = [at for at in computing if not _is_among(body.statements[at], lines.waiting)]
+    going_on = [at for at in computing if not _waits(body.statements[at], lines)]
     found: list[Piece] = []
     begin = first
     if going_on:
@@ -71,9 +71,7 @@ def computing_statements(body: Body, lines: ComputingLines) -> list[bool]:
     At the end, those count that do not wait for the device, as they may be part of a graph in any case.
     """
     computing = [_is_among(statement, lines.lines) for statement in body.statements]
-    going_on = [
-        index for index, one in enumerate(body.statements) if computing[index] and not _is_among(one, lines.waiting)
-    ]
+    going_on = [index for index, one in enumerate(body.statements) if computing[index] and not _waits(one, lines)]
     if going_on:
         computing[going_on[-1] + 1 :] = [False] * (len(computing) - going_on[-1] - 1)
     if lines.failed is None:
@@ -139,6 +137,12 @@ def parts_of_way(body: Body, cuts: list[int], computing: list[bool]) -> list[tup
 
 def _is_among(statement: ast.stmt, lines: set[int]) -> bool:
     return not lines.isdisjoint(range(statement.lineno, (statement.end_lineno or statement.lineno) + 1))
+
+
+def _waits(statement: ast.stmt, lines: ComputingLines) -> bool:
+    """Whether a statement reads a value from the device, and is no block (`with no_grad():`) that computes as well."""
+    computes = isinstance(statement, ast.With) and _is_among(statement, lines.kernels - lines.waiting)
+    return _is_among(statement, lines.waiting) and not computes
 
 
 def _may_compute(statements: Sequence[ast.stmt]) -> bool:

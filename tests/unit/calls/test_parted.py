@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -347,3 +348,21 @@ def test_a_decorated_function_with_fewer_arguments_than_its_wrapper_takes(device
         torch.testing.assert_close(fast(x), plain(x))
         assert len(log) == 2
     assert fast.cache_info().captures > 0
+
+
+def test_a_block_that_computes_and_reads_what_it_has_computed(device: torch.device) -> None:
+    layer = nn.Linear(4, 4).to(device)
+
+    def measure(x: Tensor) -> Any:
+        with torch.no_grad():
+            y = layer(x).relu()
+            count = (y > 0).sum().item()
+        return np.array([count, count + 1]) / 8
+
+    fast = pygraph.jit(measure)
+    for number in range(5):
+        x = torch.randn(3, 4, generator=torch.Generator().manual_seed(number)).to(device)
+        assert fast(x).tolist() == measure(x).tolist()
+    report = fast.explain().to_dict()
+    assert len(report["in_python"]) == 1
+    assert not any("ndarray" in one["reason"] for one in report["fallbacks"])

@@ -90,7 +90,7 @@ def caught_by_function(errors: Iterable[BaseException], *, has_numbers: bool) ->
     return None
 
 
-_INSTALLED = re.compile(r"^<|[/\\\\](site|dist)-packages[/\\\\]")
+_INSTALLED = re.compile(r"^<|[/\\](site|dist)-packages[/\\]")
 """Files of code that was generated or installed, which tries what it may be given (sympy, einops)."""
 
 

@@ -17,12 +17,11 @@ CTC_LOSSES: tuple[Any, ...] = (torch.ctc_loss, torch.nn.functional.ctc_loss)
 """The functions that compute the loss, of which modes see the outer one first."""
 
 
-def ctc_loss_of(func: Any, args: Any, kwargs: dict[str, Any]) -> torch.Tensor | None:
+def ctc_loss_of(args: Any, kwargs: dict[str, Any]) -> torch.Tensor | None:
     """The loss of a batch with lengths on the host; None for others.
 
     Args:
-        func: One of `CTC_LOSSES`.
-        args: Its arguments.
+        args: The arguments of one of `CTC_LOSSES`.
         kwargs: Its keyword arguments.
     """
     given: dict[str, Any] = {**_DEFAULTS, **dict(zip(_NAMES, args, strict=False)), **kwargs}

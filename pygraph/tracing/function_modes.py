@@ -77,7 +77,7 @@ class LiveNumbersMode(TorchFunctionMode):
         if func in _TAKE_LEARNING_RATE and isinstance(kwargs["lr"], torch.SymFloat):
             rate = torch.ops.pygraph.scalar(kwargs["lr"], dtype=torch.float32, device=args[0][0].device)
             kwargs = {**kwargs, "lr": rate}
-        if func in CTC_LOSSES and (loss := ctc_loss_of(func, args, kwargs)) is not None:
+        if func in CTC_LOSSES and (loss := ctc_loss_of(args, kwargs)) is not None:
             return loss
         if func in _INDEXED:
             args = (args[0], with_tensor_indices(args[1], args[0].device), *args[2:])

@@ -132,7 +132,8 @@ class Compiler:
         finally:
             seconds = retries.clock() - begin
             self._cache.seconds += seconds
-        if entry.traces is not None and not _is_awaiting(entry):
+        is_awaiting = isinstance(entry, Refused) and entry.until is not None
+        if entry.traces is not None and not is_awaiting:
             entry.traces.note_made(seconds)
         entry.seconds = seconds
         if entry.plan is not None:
@@ -428,8 +429,9 @@ class Compiler:
 
     def _needs_numbers(self, error: TraceError) -> bool:
         """Whether what is in the way of a trace is a number or a size that only a run knows, and may be asked for."""
-        needs = isinstance(error, UndecidedError) and error.needs_number
-        return self._policy.asks_for_numbers and (needs or (isinstance(error, GradientError) and error.needs_sizes))
+        if isinstance(error, UndecidedError) and error.needs_number:
+            return self._policy.asks_for_numbers
+        return self._policy.asks_for_sizes and isinstance(error, GradientError) and error.needs_sizes
 
     def _add_stateful(self, key: Key, call: Call, runners: Runners, state: StateInputs) -> Entry:
         """An entry for calls that leave other state behind than there was, or find another learning rate."""
@@ -444,7 +446,3 @@ class Compiler:
         entry = self._keep(key, call, Stateful(fallbacks=[], runner=runner))
         runner.traces = entry.traces
         return entry
-
-
-def _is_awaiting(entry: Entry) -> bool:
-    return isinstance(entry, Refused) and entry.until is not None

@@ -40,6 +40,7 @@ class DecidedFunction:
         too_often: Lines that have asked too often in a trace.
 
     Attributes:
+        sizes: Whether it is told all sizes, where packed sequences could do without.
         trusted: The answers that are known to be those of the call under way; None if they are not known.
         lines: The lines that ask, by their number, as of the last trace.
         states: The random generators' states when the call under way began.
@@ -51,6 +52,7 @@ class DecidedFunction:
     def __init__(self, fn: Callable[..., Any], name: str, *, numbers: bool, too_often: set[str | None]) -> None:
         self.__name__ = name
         self.numbers, self._too_often = numbers, too_often
+        self.sizes = False
         self.__wrapped__ = fn  # where the walk over what a function reaches finds it
         self.trusted: Path | None = None
         self.lines: dict[int, str | None] = {}
@@ -71,8 +73,8 @@ class DecidedFunction:
         if is_call:
             self.states.save_in_trace()
         restore = self.states.restore if is_call else None
-        options = {"trusted": given == self.trusted, "numbers": self.numbers, "keeps_all": bool(self.needed)}
-        with deciding(known, restore, **options, too_often=self._too_often) as decisions:
+        options = {"trusted": given == self.trusted, "numbers": self.numbers, "sizes": self.sizes}
+        with deciding(known, restore, **options, keeps_all=bool(self.needed), too_often=self._too_often) as decisions:
             try:
                 result = self.__wrapped__(*args, **kwargs)
             except Exception:
@@ -164,13 +166,18 @@ class DecidingPolicy(Policy):
         """Whether calls are still to be traced for each number of the device that they need on the host."""
         return not self._function.numbers
 
+    @property
+    def asks_for_sizes(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Whether calls are still to be traced for each size that depends on data."""
+        return not self._function.sizes
+
     def numbers_left(self) -> StateInputs:
-        """Nothing: they are asked for from now on.
+        """Nothing: they are asked for from now on, and sizes of packed sequences as well if they were before.
 
         Raises:
             OtherPathError: Always, as the call begins anew.
         """
-        self._function.numbers = True
+        self._function.sizes, self._function.numbers = self._function.numbers, True
         raise OtherPathError(UNKNOWN_PATH)
 
     def containers_changed(self, changed: Mapping[str, Change]) -> None:

@@ -46,6 +46,7 @@ class Policy:
         carries_state: Whether calls may leave gradients, attributes and variables behind.
         decides: Whether calls may begin anew where they decide otherwise than their trace.
         asks_for_numbers: Whether they may be traced for each number of the device that they need on the host.
+        asks_for_sizes: Whether they may be traced for each size that depends on data.
         asks_before_cutting: Whether that comes before a cut also where such a number is no integer.
         seldom: Why calls of a new kind are not compiled, where kinds seldom come again.
         single_kinds: Kinds of calls that are compiled in any case.
@@ -59,6 +60,7 @@ class Policy:
     carries_state = False
     decides = False
     asks_for_numbers = False
+    asks_for_sizes = False
     asks_before_cutting = False
     seldom = SELDOM
     single_kinds = limits.LIMITS.single_kinds

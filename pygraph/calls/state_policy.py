@@ -122,6 +122,11 @@ class StatePolicy(Policy):
         """Whether the user's function may still be traced for each number of the device that it needs."""
         return self._users.policy.asks_for_numbers
 
+    @property
+    def asks_for_sizes(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Whether the user's function may still be traced for each size that depends on data."""
+        return self._users.policy.asks_for_sizes
+
     def restart(self) -> None:
         """Forget what became of calls."""
         self._found_again = self._missed = self._decided = self._used = self._filled = 0

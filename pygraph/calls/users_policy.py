@@ -64,7 +64,8 @@ class UsersPolicy(Policy):
         carrying: weakref.WeakSet[StatefulCalls] | None = None,
     ) -> None:
         self._carrying = weakref.WeakSet[StatefulCalls]() if carrying is None else carrying
-        self.carries_state, self.decides, self.asks_for_numbers = carries_state, decides, decides
+        self.carries_state, self.decides = carries_state, decides
+        self.asks_for_numbers = self.asks_for_sizes = decides
         self.changing = ChangingContainers(limits.LIMITS.changing_containers)
         self._cutting = Cutting(self.of_part, note_unsteady, note_failed)
         self._begins = not self._cutting.is_of_part

@@ -19,6 +19,7 @@ from torch import fx
 import pygraph.ir.ops  # noqa: F401  # pyright: ignore[reportUnusedImport]  # registers pygraph::load and pygraph::store
 from pygraph.ir.decisions import NO_QUESTION, decisions_among, is_question
 from pygraph.ir.descriptors import TensorSpec, tensor_specs
+from pygraph.ir.packed_sequences import is_on_packed
 
 aten = torch.ops.aten
 
@@ -279,6 +280,8 @@ def _reason_of_operation(node: fx.Node) -> str | None:
         return "it synchronises with the host"
     if target is aten._grouped_mm.default and _reads_offsets(node):
         return "it reads its offsets on the host, but for bfloat16 on recent devices"
+    if is_on_packed(node):
+        return "how many steps packed sequences have is on the host"
     if torch.Tag.cudagraph_unsafe in target.tags:
         return "its author has tagged it as unsafe in CUDA graphs"
     if is_action(node) and target.namespace not in KNOWN_NAMESPACES:

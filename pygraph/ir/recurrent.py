@@ -8,11 +8,13 @@
 Torch's own operations take the weights in one buffer, which they overlap and a trace cannot see; they describe the
 reserve as empty, write to it in the backward, and return gradients of weights that are views of one buffer. These here
 put the weights into a new buffer at each call, as torch does where they do not lie in one, and return memory of its own
-for each result. Without dropout they draw no random numbers.
+for each result. Without dropout they draw no random numbers. With `batch_sizes`, which are on the host, sequences are
+packed (`pygraph.ir.packed_sequences`), and the layer runs between graphs.
 """
 
 # cuDNN's operations are private. Checked with torch 2.11 and 2.13.
 # pyright: reportPrivateUsage=false
+# pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false, reportUnknownMemberType=false
 
 from __future__ import annotations
 
@@ -60,34 +62,52 @@ def _in_one_buffer(
     return views, buffer
 
 
+def _numbers(batch_sizes: torch.Tensor | None) -> list[int]:
+    """How many sequences have each step, if they are packed."""
+    return [] if batch_sizes is None else batch_sizes.tolist()
+
+
+def _with_batch_sizes(options: Sequence[Any]) -> Sequence[Any]:
+    return options if len(options) == 4 else (*options, None)  # a default is not passed on
+
+
 @torch.no_grad()
 def _recurrent(
     x: torch.Tensor, weights: list[torch.Tensor], hx: torch.Tensor, cx: torch.Tensor | None, mode: int, layers: int,
-    batch_first: bool, train: bool, bidirectional: bool,
+    *options: Any,
 ) -> tuple[torch.Tensor, ...]:  # fmt: skip
+    batch_first, train, bidirectional, batch_sizes = _with_batch_sizes(options)
     sizes = _sizes(hx, cx)
     views, buffer = _in_one_buffer(x, weights, sizes, mode, layers, batch_first, bidirectional)
     stride = _stride(weights, layers, bidirectional)
     output, hy, cy, reserve, _ = _cudnn._cudnn_rnn(
-        x, views, stride, buffer, hx, cx, mode, *sizes, layers, batch_first, 0.0, train, bidirectional, [], None
-    )
+        x, views, stride, buffer, hx, cx, mode, *sizes, layers, batch_first, 0.0, train, bidirectional,
+        _numbers(batch_sizes), None,
+    )  # fmt: skip
     return output, hy, cy if cx is not None else x.new_empty(0), reserve, buffer
 
 
 def _recurrent_fake(
     x: torch.Tensor, weights: list[torch.Tensor], hx: torch.Tensor, cx: torch.Tensor | None, mode: int, layers: int,
-    batch_first: bool, train: bool, bidirectional: bool,
+    *options: Any,
 ) -> tuple[torch.Tensor, ...]:  # fmt: skip
-    shapes = tuple(tuple(map(int, one.shape)) for one in (x, hx, *(() if cx is None else (cx,)), *weights))
+    batch_first, train, bidirectional, batch_sizes = _with_batch_sizes(options)
+    of_x = x.shape if batch_sizes is None else (1, hx.shape[1], x.shape[-1])
+    of_others = [one.shape for one in (hx, *(() if cx is None else (cx,)), *weights)]
+    shapes = tuple(tuple(map(int, shape)) for shape in (of_x, *of_others))
     reserve, buffer = _saved_elements(
         shapes, cx is not None, x.dtype, x.device, mode, layers, batch_first, train, bidirectional
     )
-    batch, steps = (x.shape[0], x.shape[1]) if batch_first else (x.shape[1], x.shape[0])
-    output = x.new_empty(steps, batch, hx.shape[-1] * (1 + bidirectional))
+    width = hx.shape[-1] * (1 + bidirectional)
+    if batch_sizes is not None:
+        output, reserve = x.new_empty(x.shape[0], width), torch.library.get_ctx().new_dynamic_size()
+    elif batch_first:
+        output = x.new_empty(x.shape[1], x.shape[0], width).transpose(0, 1)
+    else:
+        output = x.new_empty(*x.shape[:2], width)
     return (
-        output.transpose(0, 1) if batch_first else output, hx.new_empty(hx.shape),
-        x.new_empty(0) if cx is None else cx.new_empty(cx.shape), x.new_empty(reserve, dtype=torch.uint8),
-        x.new_empty(buffer),
+        output, hx.new_empty(hx.shape), x.new_empty(0) if cx is None else cx.new_empty(cx.shape),
+        x.new_empty(reserve, dtype=torch.uint8), x.new_empty(buffer),
     )  # fmt: skip
 
 
@@ -107,14 +127,14 @@ def _saved_elements(
 @torch.no_grad()
 def _backward(
     forward: list[torch.Tensor], weights: list[torch.Tensor], gradients: list[torch.Tensor], given: list[bool],
-    mode: int, layers: int, batch_first: bool, bidirectional: bool,
+    mode: int, layers: int, batch_first: bool, bidirectional: bool, batch_sizes: torch.Tensor | None = None,
 ) -> list[torch.Tensor]:  # fmt: skip
     x, output, reserve, buffer, hx, *cell = forward
     cx, found = cell[0] if cell else None, iter(gradients)
     stride = _stride(weights, layers, bidirectional)
     dx, dhx, dcx, dweights = torch.ops.aten._cudnn_rnn_backward.default(
         x, weights, stride, buffer, hx, cx, output, *(next(found) if is_there else None for is_there in given), mode,
-        *_sizes(hx, cx), layers, batch_first, 0.0, True, bidirectional, [], None, reserve.clone(),
+        *_sizes(hx, cx), layers, batch_first, 0.0, True, bidirectional, _numbers(batch_sizes), None, reserve.clone(),
         [True, True, cx is not None, True],
     )  # fmt: skip
     states = [dhx] if cx is None else [dhx, dcx]
@@ -123,7 +143,7 @@ def _backward(
 
 def _backward_fake(
     forward: list[torch.Tensor], weights: list[torch.Tensor], gradients: list[torch.Tensor], given: list[bool],
-    mode: int, layers: int, batch_first: bool, bidirectional: bool,
+    mode: int, layers: int, batch_first: bool, bidirectional: bool, batch_sizes: torch.Tensor | None = None,
 ) -> list[torch.Tensor]:  # fmt: skip
     x, _, _, _, *states = forward
     dx = x.transpose(0, 1).new_empty(x.transpose(0, 1).shape).transpose(0, 1) if batch_first else x.new_empty(x.shape)
@@ -132,13 +152,14 @@ def _backward_fake(
 
 _SHAPE = "int mode, int layers, bool batch_first"
 define(
-    f"recurrent(Tensor x, Tensor[] weights, Tensor hx, Tensor? cx, {_SHAPE}, bool train, bool bidirectional)"
+    f"recurrent(Tensor x, Tensor[] weights, Tensor hx, Tensor? cx, {_SHAPE}, bool train, bool bidirectional,"
+    " Tensor? batch_sizes=None)"
     " -> (Tensor output, Tensor hy, Tensor cy, Tensor reserve, Tensor buffer)",
     _recurrent, _recurrent_fake,
 )  # fmt: skip
 define(
     f"recurrent_backward(Tensor[] forward, Tensor[] weights, Tensor[] gradients, bool[] given, {_SHAPE},"
-    " bool bidirectional) -> Tensor[]",
+    " bool bidirectional, Tensor? batch_sizes=None) -> Tensor[]",
     _backward, _backward_fake,
 )  # fmt: skip
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
 
 from pygraph.errors import TraceError
 from pygraph.ir.source_lines import is_in_library
@@ -56,7 +57,8 @@ class ComputingLines(TorchFunctionMode):
         kernels: The lines among them, but for those that only set attributes, as gradients.
         waiting: The lines that read a value from the device.
         open: The lines among them at which the function has a variable with a graph of autograd that is still good.
-        failed: The line at which its trace has failed, if no such variable is there; None if it has not.
+        failed: The line at which its trace has failed, if no such variable is there; that of the first `backward()`
+            where this reaches arguments; None if there is none.
         failed_in: The code of what that line calls, where it has failed; None if it has failed at the line itself.
         ended: Whether the function has come to its end.
         recurs: Whether it calls itself.
@@ -71,6 +73,7 @@ class ComputingLines(TorchFunctionMode):
         self.failed: int | None = None
         self.failed_in: types.CodeType | None = None
         self.ended = self.recurs = False
+        self._backward: int | None = None
         self._code = code
         self.__wrapped__ = fn  # where the walk over what a function reaches finds it
         self.__name__ = getattr(fn, "__name__", type(fn).__name__)
@@ -84,7 +87,15 @@ class ComputingLines(TorchFunctionMode):
                 self._note_failure(error)
                 raise
         self.ended = True
+        if self._sets_gradients((args, kwargs)):
+            self.failed = self._backward
         return result
+
+    def _sets_gradients(self, arguments: Any) -> bool:
+        """Whether gradients have gone back to arguments: to a graph of autograd that others have begun."""
+        with torch._C.DisableTorchFunction():
+            tensors = (leaf for leaf in pytree.tree_leaves(arguments) if isinstance(leaf, torch.Tensor))
+            return any(tensor.is_leaf and tensor.grad is not None for tensor in tensors)
 
     def _note_failure(self, error: Exception) -> None:
         entries = itertools.dropwhile(
@@ -110,6 +121,8 @@ class ComputingLines(TorchFunctionMode):
         if name in _WAIT:
             self.waiting.add(line)
             return
+        if name == "backward" and self._backward is None:
+            self._backward = line
         if name != "__set__":
             self.kernels.add(line)
         if line not in self.lines:

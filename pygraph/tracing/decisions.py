@@ -31,6 +31,7 @@ from torch.utils import _pytree as pytree
 
 from pygraph.errors import TraceError
 from pygraph.ir.decisions import Answer, answer_of, ask, is_question, text_of
+from pygraph.ir.packed_sequences import UNSIZED
 from pygraph.ir.source_lines import user_frame
 from pygraph.tracing.fake_arguments import FakeArguments
 from pygraph.tracing.number_hashes import give_hash
@@ -67,6 +68,7 @@ class Decisions:
             all answers must be given.
         trusted: Whether those given are the call's own; else each is looked up, and the right one taken.
         numbers: Whether questions for numbers are answered as well.
+        sizes: Whether all sizes are asked for, those of packed sequences as well.
         keeps_all: Whether values are to outlast the next question that this trace does not read behind it.
         too_often: Lines that have asked too often in other traces of the function; one of this is added.
 
@@ -83,12 +85,13 @@ class Decisions:
         *,
         trusted: bool,
         numbers: bool,
+        sizes: bool = False,
         keeps_all: bool = False,
         too_often: set[str | None] | None = None,
     ) -> None:
         self._too_often = set[str | None]() if too_often is None else too_often
         self._given, self._restore, self._trusted = tuple(given), restore, trusted or restore is None
-        self.numbers, self._keeps_all = numbers, keeps_all
+        self.numbers, self.sizes, self._keeps_all = numbers, sizes, keeps_all
         self._outcomes: dict[Any, bool] = {}
         self.answers: list[str] = []
         self.lines: list[str | None] = []
@@ -391,15 +394,33 @@ def _memory(tensor: torch.Tensor) -> tuple[object, ...]:
     return *own, tensor.is_conj(), tensor.is_neg()
 
 
-def with_known_sizes(out: Any) -> Any:
+def with_known_sizes(func: Any, out: Any) -> Any:
     """The results of an operation under way, with the sizes that they have in the call, where data decides these.
 
-    Each size is a question. None is asked where numbers are not answered.
+    Each size is a question. None is asked where numbers are not answered, nor of an operation on packed sequences,
+    which runs between graphs whatever the sizes are: another one that takes its results asks.
     """
     decisions = _here.decisions
-    if decisions is None or not decisions.numbers:
+    if decisions is None or not decisions.numbers or (func in UNSIZED and not decisions.sizes):
         return out
     return pytree.tree_map_only(torch.Tensor, decisions.sized, out)
+
+
+def with_asked_sizes(func: Any, args: Any, kwargs: Any) -> Any:
+    """The arguments of an operation, with the sizes that they have in the call.
+
+    Raises:
+        TraceError: It updates one of which they are not known.
+    """
+    decisions = _here.decisions
+    if decisions is None or not decisions.numbers or func in _TAKE_UNSIZED or not has_unknown_sizes((args, kwargs)):
+        return args, kwargs
+    if isinstance(func, torch._ops.OpOverload) and func._schema.is_mutable:
+        raise TraceError(f"{func} updates packed sequences")
+    return pytree.tree_map_only(torch.Tensor, decisions.sized, (args, kwargs))
+
+
+_TAKE_UNSIZED = frozenset({*UNSIZED, torch.ops.aten.detach.default, torch.ops.aten.alias.default})
 
 
 # Private; checked with torch 2.11 and 2.13.

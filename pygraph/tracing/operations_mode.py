@@ -32,7 +32,12 @@ from pygraph.tracing.assumptions import Assumptions
 from pygraph.tracing.backward_lines import BackwardLines
 from pygraph.tracing.constants import without_constants
 from pygraph.tracing.data_assignments import DataAssignments
-from pygraph.tracing.decisions import has_unknown_sizes, operation_under_way, with_known_sizes
+from pygraph.tracing.decisions import (
+    has_unknown_sizes,
+    operation_under_way,
+    with_asked_sizes,
+    with_known_sizes,
+)  # fmt: skip
 from pygraph.tracing.descriptions import without_undescribed
 from pygraph.tracing.explicit_generators import without_default
 from pygraph.tracing.failing_operations import ask_behind, check_not_caught
@@ -129,8 +134,8 @@ class OperationsMode(TorchDispatchMode):
         if steps is not None:
             with self:
                 return steps()
-        args, kwargs = without_default(args, kwargs or {})
         with self._noticing():
+            args, kwargs = with_asked_sizes(func, *without_default(args, kwargs or {}))
             outs = self._check(func, args, kwargs)
         graph: fx.Graph = tracing.tracer.graph
         last = next(iter(reversed(graph.nodes)), None)
@@ -138,7 +143,7 @@ class OperationsMode(TorchDispatchMode):
         with operation_under_way(last), without_constants(func, args, kwargs):
             out = without_undescribed(func, args, func(*args, **kwargs))
         if not (isinstance(func, torch._ops.OpOverload) and func._schema.is_mutable):  # whose results are arguments
-            out = with_known_sizes(out)
+            out = with_known_sizes(func, out)
         self.has_unknown_sizes = self.has_unknown_sizes or has_unknown_sizes(out)
         self._assumptions.after_operation(graph, func)
         self._known.after_operation(func, args, kwargs, out, tracing.tracer)

@@ -70,6 +70,7 @@ from pygraph.tracing.operations_mode import OperationsMode
 from pygraph.tracing.outside import CallerState, IgnoredErrors
 from pygraph.tracing.outside_graphs import OutsideGraphs
 from pygraph.tracing.own_errors import is_own_error
+from pygraph.tracing.packed_sequences import PackedSequencesMode
 from pygraph.tracing.proxy_trace import proxy_trace
 from pygraph.tracing.recurrent import RecurrentLayersMode
 from pygraph.tracing.refusals import Refusals
@@ -277,7 +278,7 @@ class _Watches:
         """Start the watches of the function's own calls, while nothing but the function runs."""
         with (
             self.caller.restored_for_callbacks(), self.ignored.watched(), scopes_noticed(), self.operations, self.meta,
-            LiveNumbersMode(), RecurrentLayersMode(), self.questions, self.reads, self.refusals,
+            LiveNumbersMode(), RecurrentLayersMode(), PackedSequencesMode(), self.questions, self.reads, self.refusals,
             self.settings.watch(), self.handled.noticed(),
         ):  # fmt: skip
             yield

@@ -139,4 +139,4 @@ UNSIZED: frozenset[Any] = frozenset({
 def is_on_packed(node: fx.Node) -> bool:
     """Whether a node is such an operation, and takes or gives packed sequences."""
     recurrent = node.target in (torch.ops.pygraph.recurrent.default, torch.ops.pygraph.recurrent_backward.default)
-    return node.target in UNSIZED and not (recurrent and node.args[-1] is None)
+    return node.target in UNSIZED and (not recurrent or isinstance(node.args[-1], fx.Node))  # a default is left out

@@ -60,7 +60,7 @@ def _layer(name: str, args: Sequence[Any]) -> tuple[torch.Tensor, ...] | None:
     if torch.is_autocast_enabled(x.device.type):
         tensors = [_cast(one) for one in tensors]
         x, states, weights = tensors[0], tensors[1 : 1 + len(states)], tensors[1 + len(states) :]
-    if not _is_for_cudnn(tensors):
+    if not _is_for_cudnn(tensors, is_packed=batch_sizes is not None):
         return None if batch_sizes is None else _packed_layer(name, has_biases, batch_sizes, states, tensors, args)
     is_shaped = x.dim() == (3 if batch_sizes is None else 2) and all(state.is_contiguous() for state in states)
     if not is_shaped or (needs_gradient and not train):
@@ -99,10 +99,12 @@ def _cast(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to(torch.float16) if tensor.is_cuda and tensor.dtype in _FLOATS else tensor
 
 
-def _is_for_cudnn(tensors: Sequence[torch.Tensor]) -> bool:
+def _is_for_cudnn(tensors: Sequence[torch.Tensor], *, is_packed: bool) -> bool:
     """Whether torch gives a layer on these tensors to cuDNN."""
     first = tensors[0]
-    if any(one.device != first.device or one.dtype != first.dtype or not one.numel() for one in tensors):
+    if any(one.device != first.device or one.dtype != first.dtype for one in tensors):
+        return False
+    if not all(one.numel() for one in tensors[is_packed:]):  # packed sequences have steps, nobody asks how many
         return False
     if not first.is_cuda or first.dtype not in (*_FLOATS, torch.float64):
         return False

@@ -31,7 +31,17 @@ class GraphGenerator:
 
     def give(self) -> None:
         """Copy the state of the graph's generator to the caller's."""
-        self.original.set_state(self.own.get_state())
+        put_back(self.original, self.own.get_state())
+
+
+def put_back(generator: torch.Generator, state: torch.Tensor) -> None:
+    """Set a generator to a state as if it had drawn its numbers up to there.
+
+    `set_state` would have cuDNN draw a new seed for the dropout of recurrent layers, as after `torch.manual_seed`. A
+    second generator with the same state is not the one that cuDNN asks (torch 2.11 to 2.13, `CUDAGeneratorImpl.cpp`).
+    """
+    same = generator.graphsafe_get_state() if generator.device.type == "cuda" else generator
+    same.set_state(state)
 
 
 @contextlib.contextmanager
@@ -53,4 +63,4 @@ class SavedStates:
     def restore(self) -> None:
         """Put the generators back."""
         for generator, state in self._states:
-            generator.set_state(state)
+            put_back(generator, state)

@@ -401,7 +401,7 @@ def with_known_sizes(func: Any, out: Any) -> Any:
     which runs between graphs whatever the sizes are: another one that takes its results asks.
     """
     decisions = _here.decisions
-    if decisions is None or not decisions.numbers or (func in UNSIZED and not decisions.sizes):
+    if decisions is None or not decisions.numbers or (func in _KEEP_UNSIZED and not decisions.sizes):
         return out
     return pytree.tree_map_only(torch.Tensor, decisions.sized, out)
 
@@ -413,14 +413,14 @@ def with_asked_sizes(func: Any, args: Any, kwargs: Any) -> Any:
         TraceError: It updates one of which they are not known.
     """
     decisions = _here.decisions
-    if decisions is None or not decisions.numbers or func in _TAKE_UNSIZED or not has_unknown_sizes((args, kwargs)):
+    if decisions is None or not decisions.numbers or func in _KEEP_UNSIZED or not has_unknown_sizes((args, kwargs)):
         return args, kwargs
     if isinstance(func, torch._ops.OpOverload) and func._schema.is_mutable:
         raise TraceError(f"{func} updates packed sequences")
     return pytree.tree_map_only(torch.Tensor, decisions.sized, (args, kwargs))
 
 
-_TAKE_UNSIZED = frozenset({*UNSIZED, torch.ops.aten.detach.default, torch.ops.aten.alias.default})
+_KEEP_UNSIZED = frozenset({*UNSIZED, torch.ops.aten.detach.default, torch.ops.aten.alias.default})
 
 
 # Private; checked with torch 2.11 and 2.13.

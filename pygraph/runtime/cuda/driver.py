@@ -33,7 +33,7 @@ from pygraph.runtime.driver import (
     Run,
     count_native_replays,
 )
-from pygraph.runtime.graph_generators import GraphGenerator
+from pygraph.runtime.graph_generators import GraphGenerator, put_back
 from pygraph.runtime.launched_kernels import launched_kernels
 from pygraph.runtime.recorded_graph import RecordedGraph
 from pygraph.runtime.samples import Sample
@@ -191,7 +191,7 @@ class CudaDriver(Driver):
 
     def set_random_state(self, state: Any) -> None:
         """Put the default generator back."""
-        torch.cuda.set_rng_state(state, self.device)
+        put_back(torch.cuda.default_generators[self.device.index], state)
 
     def allocated_total(self) -> int:
         """Bytes handed out since the start."""

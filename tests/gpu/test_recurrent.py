@@ -217,7 +217,7 @@ def test_training_of_weights_behind_each_other(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["LSTM", "GRU"])
 def test_numbers_of_dropout_are_as_in_eager(name: str) -> None:
-    """cuDNN keeps them in a state of its own, which it makes anew after a seed; a generator is put back for graphs."""
+    """They are in a state of cuDNN, which makes it anew after a seed; a generator is put back for graphs."""
 
     def losses(run: Callable[..., Any]) -> list[float]:
         net = made(name, {"num_layers": 2, "dropout": 0.5}, torch.float32)

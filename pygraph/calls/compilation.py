@@ -17,7 +17,7 @@ from pygraph.calls.function import Call, Function
 from pygraph.calls.keys import Key, Keys, form_of, objects_by_value
 from pygraph.calls.memory import check_disjoint, check_updatable
 from pygraph.calls.outdated_state import outdated_inputs
-from pygraph.calls.own_errors import raise_refused
+from pygraph.calls.own_errors import raise_refused, reason_of_failure
 from pygraph.calls.pipeline import transformed_program, with_unguarded_state
 from pygraph.calls.policy import Policy, Runners
 from pygraph.calls.recompilations import Recompilations
@@ -307,8 +307,8 @@ class Compiler:
             self._cache.make_room(key)
         try:
             executable = self._recorder.record(program, call.leaves)
-        except torch.OutOfMemoryError:  # recording and proving needs copies of arguments and results
-            note = Fallback("the call", "there is not enough memory to record its graphs and to prove them")
+        except Exception as error:
+            note = Fallback("the call", reason_of_failure(error, strict=self._function.options.strict))
             self.check_strict([note])
             return self._keep(key, call, Refused(fallbacks=[note]))
         fallbacks = self._recorder.reasons(program) if executable is None else executable.fallbacks

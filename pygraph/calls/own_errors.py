@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import NoReturn
 
+import torch
+
 from pygraph.errors import FallbackError, TraceError
+from pygraph.runtime.node_errors import has_line
 
 
 def raise_own(raised: Exception, name: str) -> NoReturn:
@@ -41,3 +44,18 @@ def raise_refused(error: TraceError, name: str) -> NoReturn:
     while isinstance(cause, TraceError):  # it says the same
         cause = cause.__cause__
     raise FallbackError(text) from cause
+
+
+def reason_of_failure(error: Exception, *, strict: bool) -> str:
+    """Why a call runs as it is whose graphs cannot be recorded; an error that is no reason for it is raised.
+
+    Args:
+        error: What recording has raised. An operation that fails does so in eager too, where all that comes before it
+            is done, as it is not yet here.
+        strict: Whether the function is not to run as it is.
+    """
+    if isinstance(error, torch.OutOfMemoryError):  # recording and proving needs copies of arguments and results
+        return "there is not enough memory to record its graphs and to prove them"
+    if strict or not has_line(error):
+        raise error
+    return f"an operation fails: {error}"

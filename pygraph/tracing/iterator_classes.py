@@ -57,13 +57,19 @@ def _is_algebra(frame: Any) -> bool:
     return frame is not None and f"{os.sep}sympy{os.sep}" in frame.f_code.co_filename
 
 
-def _is_import(frame: Any) -> bool:
-    """Whether a module asks while it is imported in the trace, which happens once in any case."""
+def _is_idle(frame: Any) -> bool:
+    """Whether what is drawn decides nothing: in a module that is imported in the trace, or for the name of a lock.
+
+    Who makes a lock may hold another one meanwhile, for ever if an error ends the trace there (tqdm's first bar).
+    """
     while frame is not None and not frame.f_code.co_filename.startswith(PYGRAPH_FOLDER):
-        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
+        if frame.f_code.co_filename == "<frozen importlib._bootstrap>" or frame.f_globals.get("__name__") == _LOCKS:
             return True
         frame = frame.f_back
     return False
+
+
+_LOCKS = "multiprocessing.synchronize"
 
 
 def _watch(
@@ -84,7 +90,7 @@ def _watch(
         if frame.f_code is random.Random.__init__.__code__ and args and args[0] is not None:
             made.append(self)  # by the function, with a seed: it draws the same at every call
         is_allowed = self is shared or any(self is one for one in made)
-        if not is_allowed and is_asking() and is_user_frame(frame) and not (_is_algebra(frame) or _is_import(frame)):
+        if not is_allowed and is_asking() and is_user_frame(frame) and not (_is_algebra(frame) or _is_idle(frame)):
             refuse(self)
         return original(self, *args, **kwargs)
 

@@ -285,7 +285,9 @@ _MAKERS = (torch.tensor, torch.as_tensor, torch.asarray)
 
 
 def with_tensor_indices(index: Any, device: torch.device) -> Any:
-    """An index in which arrays are tensors on a device, to which torch copies them as well.
+    """An index in which arrays are tensors on a device, to which torch copies them as well, and bytes are masks.
+
+    Torch's descriptions do not take bytes (2.11 to 2.13), of which an index has been a mask since before `torch.bool`.
 
     Args:
         index: What a tensor is indexed by, perhaps a tuple.
@@ -293,7 +295,9 @@ def with_tensor_indices(index: Any, device: torch.device) -> Any:
     """
     if type(index) is LiveArray:
         return _tensor_index(index, device)
-    if type(index) is tuple and any(type(one) is LiveArray for one in index):
+    if isinstance(index, torch.Tensor) and index.dtype == torch.uint8:
+        return index.bool()
+    if type(index) is tuple and any(isinstance(one, (LiveArray, torch.Tensor)) for one in index):
         return tuple([with_tensor_indices(one, device) for one in index])
     return index
 

@@ -5,7 +5,8 @@ the result live. So it is replaced for the time of a trace, in the modules of th
 find the proxy among their global variables. A module whose functions do anything else with the class
 (``dtype=float``, ``type(k) is float``) than to call it, to ask ``isinstance(k, float)`` or to ``map`` by it, is left as
 it is, and so is one that the walk over what the traced function reaches does not find: there, the number is needed on
-the host. The same holds for ``int``, of tensors of integers; of others it rounds, for which the number is needed.
+the host. The same holds for ``int``, of tensors of integers; of others it rounds, for which the number is needed; and
+for ``enumerate``, which would take the number with which it begins by value (``enumerate(loader, epoch * n)``).
 """
 
 # Values are of any type.
@@ -76,7 +77,21 @@ class IntClass(_NumberClass):
         return args[0].item() if is_integer else int(args[0])
 
 
-_PROXIES: dict[str, _NumberClass] = {"float": FloatClass(float), "int": IntClass(int)}
+class EnumerateClass(_NumberClass):
+    """A proxy of ``enumerate`` that counts from live numbers."""
+
+    __slots__ = ()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Pairs of numbers and items; the numbers are live if the first one is."""
+        start = args[1] if len(args) == 2 else kwargs.get("start")
+        if len(args) + len(kwargs) != 2 or not args or not tracing_here() or not issubclass(type(start), Live):
+            return enumerate(*args, **kwargs)
+        return ((start + count, item) for count, item in enumerate(args[0]))
+
+
+_NUMBERS: dict[str, _NumberClass] = {"float": FloatClass(float), "int": IntClass(int)}
+_PROXIES: dict[str, _NumberClass] = {**_NUMBERS, "enumerate": EnumerateClass(enumerate)}
 
 
 def _is_number(tensor: FakeTensor) -> bool:
@@ -101,7 +116,7 @@ def _float_of(number: Any) -> Any:
 
 def reads_numbers(environment: Environment) -> bool:
     """Whether code of the user's may read numbers of the device."""
-    return any(map(environment.has_code_for, ("item", "tolist"))) or any(map(environment.calls_builtin, _PROXIES))
+    return any(map(environment.has_code_for, ("item", "tolist"))) or any(map(environment.calls_builtin, _NUMBERS))
 
 
 @contextlib.contextmanager

@@ -113,7 +113,10 @@ class PartedCalls:
         first, last = part.lines
         inside = (lines for lines in reversed(self._failures) if first <= (lines.failed or 0) <= last)
         lines = next(inside, self._failures[0])
-        return Outline(part, lines.failed, lines.lines, self._left_out, is_in_a_call=lines.failed_in is not None)
+        return Outline(
+            part, lines.failed, lines.lines, self._left_out, is_in_a_call=lines.failed_in is not None,
+            decides=lines.asks_in_torch,
+        )  # fmt: skip
 
     def _ways_at_numbers(self, lines: ComputingLines, *, outside_alone: bool) -> list[list[tuple[Part, bool]]]:
         """The parts of a function that are cut at statements which compute numbers alone, the better ones first."""

@@ -13,11 +13,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode  # checked with torch 2.11 and 2.13
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from pygraph.errors import TraceError
-from pygraph.ir.source_lines import is_in_library
+from pygraph.ir.source_lines import TORCH_FOLDER, is_in_library
 from pygraph.tracing.decorated import DECORATED
 from pygraph.tracing.error_frames import entries_of
 from pygraph.tracing.gradients import is_spent
@@ -60,6 +61,7 @@ class ComputingLines(TorchFunctionMode):
         failed: The line at which its trace has failed, if no such variable is there; that of the first `backward()`
             where this reaches arguments; None if there is none.
         failed_in: The code of what that line calls, where it has failed; None if it has failed at the line itself.
+        asks_in_torch: Whether it has failed in a function of torch's that decides by a value on the device.
         ended: Whether the function has come to its end.
         recurs: Whether it calls itself.
     """
@@ -72,7 +74,7 @@ class ComputingLines(TorchFunctionMode):
         self.open: set[int] = set()
         self.failed: int | None = None
         self.failed_in: types.CodeType | None = None
-        self.ended = self.recurs = False
+        self.ended = self.recurs = self.asks_in_torch = False
         self._backward: int | None = None
         self._code = code
         self.__wrapped__ = fn  # where the walk over what a function reaches finds it
@@ -105,6 +107,9 @@ class ComputingLines(TorchFunctionMode):
         if entry is not None and not any(map(_has_graph, list(entry.tb_frame.f_locals.values()))):
             self.failed = entry.tb_lineno
             inner = next(entries, None)
+            self.asks_in_torch = (
+                isinstance(error, GuardOnDataDependentSymNode) and inner is not None and _is_a_step(inner)
+            )
             self.failed_in = None if inner is None or _is_torchs(inner.tb_frame.f_code) else inner.tb_frame.f_code
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -145,6 +150,12 @@ def _frames(frame: Any) -> Iterator[Any]:
 def _is_torchs(code: types.CodeType) -> bool:
     """Whether code is no user's, and not what torch has put around a user's by a context that decorates it."""
     return is_in_library(code.co_filename) and code is not DECORATED
+
+
+def _is_a_step(entry: types.TracebackType) -> bool:
+    """Whether an entry is of a function of torch's, as an optimizer, and not of what tensors answer to Python."""
+    file = entry.tb_frame.f_code.co_filename
+    return file.startswith(TORCH_FOLDER) and file != torch._tensor.__file__
 
 
 def _has_graph(value: Any) -> bool:

@@ -68,20 +68,21 @@ class Outline:
         computing: The lines before it that compute tensors.
         left_out: Lines of statements that are in no run, as one with them has no trace.
         is_in_a_call: Whether the trace has failed in a function that this line calls.
+        decides: Whether it has failed as something that the line calls decides by a value on the device, as runs may.
 
     Attributes:
         runs: The runs, by the numbers that they are called by.
         picks: Whether any of the statements calls what `PICK` gives.
-        between: The lines of statements in runs that keep numbers on the host, by the numbers of the runs.
+        between: The lines of statements in runs that keep numbers on the host, or decide, by the numbers of the runs.
         statements: The statements.
     """
 
     def __init__(
         self, part: Part, failed: int | None, computing: Collection[int], left_out: Collection[int] = (), *,
-        is_in_a_call: bool = False,
+        is_in_a_call: bool = False, decides: bool = False,
     ) -> None:  # fmt: skip
         self._body, self._failed, self._computing = part.body, failed, frozenset(computing)
-        self._left_out = frozenset(left_out)
+        self._left_out, self._decides = frozenset(left_out), decides
         self.between: list[frozenset[int]] = []
         self._shared = frozenset(part.body.fn.__code__.co_cellvars)
         self._is_in_a_call, self.picks = is_in_a_call, False
@@ -137,10 +138,10 @@ class Outline:
     def _may_be_in_a_run(self, statement: ast.stmt, *, keeps: bool = False) -> bool:
         """Whether a statement may be in a run; with ``keeps``, if something that computes tensors follows."""
         lines = _lines_of(statement)
-        if keeps and not self._left_out.isdisjoint(lines):
+        if (keeps or self._failed in lines) and not self._left_out.isdisjoint(lines):
             return False
         is_plain = isinstance(statement, _PLAIN) or _goes_through_parameters(statement)
-        if not is_plain or self._failed is None or self._failed in lines:
+        if not is_plain or self._failed is None or (self._failed in lines and not self._decides):
             return False
         if lines[-1] < self._failed and self._computing.isdisjoint(lines) and not keeps:
             return False
@@ -155,7 +156,7 @@ class Outline:
             return run
         named, assigned = names & variables, names_in(run, assigned=True) & variables
         number = len(self.runs)
-        of_host = [one for one in run if not self._may_be_in_a_run(one)]
+        of_host = [one for one in run if self._failed in _lines_of(one) or not self._may_be_in_a_run(one)]
         self.between.append(frozenset(line for one in of_host for line in _lines_of(one)))
         first = assigned_first(run) | _variables_of_loops(run)
         known = sorted(assigned - (first - self._read_outside(run)))

@@ -257,7 +257,8 @@ def _name_of_the_host(node: ast.AST) -> str | None:
     """The name of what is called, if something inside a statement is a call that is for the host."""
     call, names = node, _METHODS_OF_THE_HOST
     if isinstance(node, ast.Expr):
-        call, names = node.value, _ACTIONS
+        call = node.value  # without arguments, as `scaler.update()`, it keeps nothing of the host's
+        names = _ACTIONS if isinstance(call, ast.Call) and (call.args or call.keywords) else frozenset[str]()
     elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
         names = _FUNCTIONS_OF_THE_HOST
     return name if isinstance(call, ast.Call) and (name := _name_of(call)) in names else None

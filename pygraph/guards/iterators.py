@@ -1,6 +1,6 @@
 """Opaque objects, whose state Python cannot read and every use advances: iterators, generators, files, random draws.
 
-A replay would repeat what they gave to the trace.
+A replay would repeat what they gave to the trace, and not do again what it has written to them.
 """
 
 from __future__ import annotations
@@ -17,6 +17,9 @@ import torch
 
 # Random generators whose state is in C.
 _DRAWING = (np.random.Generator, np.random.RandomState, np.random.BitGenerator)
+
+# Modules in C with nothing but classes whose objects take what they are given: rows, bytes to digest or to compress.
+_WRITTEN = frozenset({"_csv", "_hashlib", "_md5", "_sha1", "_sha2", "_sha3", "_blake2", "zlib"})
 
 _RUNNING = (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)
 
@@ -53,8 +56,8 @@ def is_generator_or_method(value: object) -> bool:
 
 
 def is_drawing(value: object) -> bool:
-    """Whether an object is a random generator, all of whose methods advance it."""
-    return isinstance(value, _DRAWING)
+    """Whether an object is a random generator, or another one of which all methods advance it."""
+    return isinstance(value, _DRAWING) or type(value).__module__ in _WRITTEN
 
 
 _PYTHONS: object = random.random.__self__  # pyright: ignore[reportFunctionMemberAccess]
@@ -63,7 +66,7 @@ _NUMPYS: object = np.random.random.__self__  # pyright: ignore[reportFunctionMem
 
 @functools.lru_cache(maxsize=4096)
 def _is_opaque_class(cls: type) -> bool:
-    if issubclass(cls, (*_DRAWING, *_RUNNING)):
+    if issubclass(cls, (*_DRAWING, *_RUNNING)) or cls.__module__ in _WRITTEN:
         return True
     for base in cls.__mro__:
         found: Any = vars(base).get("__next__")

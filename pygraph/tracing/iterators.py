@@ -32,17 +32,18 @@ from pygraph.tracing.iterator_locations import locations_of
 from pygraph.tracing.math_functions import is_math_function, math_served, proxy_of
 from pygraph.tracing.number_classes import number_classes_served
 from pygraph.tracing.streams import watched_streams
-from pygraph.tracing.system_calls import SystemCall, watched_outputs, watched_paths
+from pygraph.tracing.system_calls import SystemCall, watched_outputs, watched_paths, watched_variables
 from pygraph.tracing.type_function import type_served
 
 _PASS_IT = "Pass the batch or the number as an argument."
 
 # What moves an iterator or a file on, or tells where it is, besides what the interpreter itself calls.
+_WRITING = frozenset({"write", "writelines", "flush"})
 _MOVING = frozenset(
     {
         "send", "throw", "close", "asend", "athrow", "aclose", "read", "read1", "readall", "readinto", "readinto1",
         "readline", "readlines", "seek", "tell", "peek", "truncate", "iternext", "reset", "next", "line_num",
-        "gi_frame", "cr_frame", "ag_frame",
+        "gi_frame", "cr_frame", "ag_frame", *_WRITING,
     }
 )  # fmt: skip
 
@@ -79,6 +80,7 @@ class Iterators:
             undo.enter_context(watched_classes(self.is_asking, self.refuse))
             undo.enter_context(watched_paths(self._refuse_call))
             undo.enter_context(watched_outputs(self._refuse_call))
+            undo.enter_context(watched_variables(self._refuse_call))
             undo.enter_context(watched_streams(self._refuse_call))
             undo.enter_context(type_served(self._environment))
             undo.enter_context(number_classes_served(self._environment))
@@ -103,11 +105,14 @@ class Iterators:
         # A backward runs in a thread of autograd's, under the modes of the one that waits for it.
         return self._thread is not None and (threading.get_ident() == self._thread or get_proxy_mode() is not None)
 
-    def refuse(self, iterator: object) -> None:
-        """Note that an iterator was asked, and end the trace."""
+    def refuse(self, iterator: object, *, writes: bool = False) -> None:
+        """Note that an iterator was asked, or written to, and end the trace."""
         if self.problem is None:
             kind = with_article(type(iterator))
-            self.problem = f"it takes from {kind} that was there before the call, which gives something else every time"
+            does, why = (
+                ("writes to", "a replay would not") if writes else ("takes from", "gives something else every time")
+            )
+            self.problem = f"it {does} {kind} that was there before the call, which {why}"
             self.source = user_frame(sys._getframe(1))
         raise TraceError(self.problem)
 
@@ -172,7 +177,7 @@ class IteratorProxy:
     def __getattr__(self, name: str) -> Any:
         iterator = _iterator_of(self)
         if name in _MOVING or (is_drawing(iterator) and not name.startswith("_")):
-            _check(self)
+            _check(self, writes=name in _WRITING)
         return getattr(iterator, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -230,11 +235,11 @@ def _iterators_of(proxy: Any) -> Iterators:
     return object.__getattribute__(proxy, "_iterators")
 
 
-def _check(proxy: IteratorProxy) -> None:
+def _check(proxy: IteratorProxy, *, writes: bool = False) -> None:
     iterators = _iterators_of(proxy)
     if iterators.is_asking():
         iterator = _iterator_of(proxy)
-        iterators.refuse(getattr(iterator, "__self__", iterator))
+        iterators.refuse(getattr(iterator, "__self__", iterator), writes=writes)
 
 
 def _put_back(get: Callable[[], object], put: Callable[[object], object], proxy: object, value: object) -> None:

@@ -27,7 +27,7 @@ from pygraph.guards.torch_settings import looks_at_gradients
 from pygraph.ir.source_lines import PYGRAPH_FOLDER
 from pygraph.tracing import interruptions
 from pygraph.tracing.data_assignments import DataAssignments
-from pygraph.tracing.gradient_hooks import GradientHooks
+from pygraph.tracing.gradient_hooks import ADD_HOOKS, GradientHooks
 from pygraph.tracing.gradients import goes_beyond
 from pygraph.tracing.live_arrays import array_of
 from pygraph.tracing.live_numbers import computed_number
@@ -51,7 +51,7 @@ _LAYOUT = {
 }
 
 # Files of the frames between the code that asks for a tensor's text and the mode.
-_BETWEEN = (os.path.abspath(torch.overrides.__file__), os.path.abspath(torch_tensor.__file__))
+_BETWEEN = tuple(os.path.abspath(one.__file__) for one in (torch.overrides, torch_tensor, torch.nn.parameter))
 
 
 class Refusals(TorchFunctionMode):
@@ -100,11 +100,10 @@ class Refusals(TorchFunctionMode):
             return self._data.read(args[0], lambda: func(*args))
         if func in _CHANGE_GRAD:
             self._check_requires_grad(func, args, kwargs)
-        elif func in _TEXT:
-            if _asked_by_user():
-                self._refuse("it asks for the text of a tensor, whose values are on the device")
-        elif func in _LAYOUT:
-            self._check_layout(func, args[0])
+        elif func in ADD_HOOKS:
+            self.check_hooked(args[0])
+        elif func in _TEXT or func in _LAYOUT:
+            self._check_question(func, args[0])
         elif func is _Tensor.numpy and type(args[0]) is FakeTensor and not kwargs:
             array = array_of(args[0], self._note)
             if array is not None:
@@ -138,6 +137,12 @@ class Refusals(TorchFunctionMode):
         if problem is not None:
             self._refuse(problem)
 
+    def check_hooked(self, tensor: Any) -> None:
+        """Refuse a hook on a tensor of the caller's: it would stay there, or be called by the trace alone."""
+        inside = isinstance(tensor, FakeTensor) or _is_of_functorch(tensor)
+        if id(tensor) in self._arguments or not inside:
+            self._refuse("it registers a hook on the gradient of a tensor that was there before the call")
+
     def _check_graphs(self, func: Any, args: Any, kwargs: Any) -> None:
         """Refuse to differentiate through a graph from before the call, which a trace would use up."""
         outputs = args[0] if args else kwargs.get("outputs", kwargs.get("tensors"))
@@ -160,9 +165,11 @@ class Refusals(TorchFunctionMode):
             return
         self._refuse("it changes whether a tensor of the caller requires grad; detach() or clone() it first")
 
-    def _check_layout(self, func: Any, tensor: torch.Tensor) -> None:
-        """Refuse questions about the caller's memory, in which a fake tensor is not."""
-        if not isinstance(tensor, FakeTensor) or not _asked_by_user():
+    def _check_question(self, func: Any, tensor: torch.Tensor) -> None:
+        """Refuse questions for values, and about the caller's memory, in which a fake tensor is not."""
+        if func in _TEXT and _asked_by_user():
+            self._refuse("it asks for the text of a tensor, whose values are on the device")
+        if func in _TEXT or not isinstance(tensor, FakeTensor) or not _asked_by_user():
             return
         if torch.Tensor.untyped_storage(tensor)._cdata in self._storages:
             self._refuse(f"it asks for {_LAYOUT[func]} of an argument, which is not the same at every call")

@@ -98,6 +98,23 @@ def _method(original: Any, refuse: Refuse) -> Any:
 
 
 @contextlib.contextmanager
+def watched_variables(refuse: Refuse) -> Generator[None, None, None]:
+    """Have variables of the environment refuse that user code sets them."""
+
+    def setting(original: Any) -> Any:
+        @functools.wraps(original)
+        def method(self: Any, *args: Any) -> Any:
+            if asks_itself(sys._getframe(1)):
+                refuse("it sets a variable of the environment", "Set it before the call.")
+            return original(self, *args)
+
+        return method
+
+    with replaced(type(os.environ), "__setitem__", setting), replaced(type(os.environ), "__delitem__", setting):
+        yield
+
+
+@contextlib.contextmanager
 def watched_outputs(refuse: Refuse) -> Generator[None, None, None]:
     """Have standard output, standard error and loggers refuse what user code prints and logs.
 

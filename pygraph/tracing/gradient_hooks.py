@@ -15,7 +15,9 @@ from pygraph.guards.tensor_hooks import hooks_of
 from pygraph.tracing.patches import replaced
 from pygraph.tracing.proxy_trace import tracing_here
 
-ADD_HOOKS: Any = (torch.Tensor.register_hook, torch.Tensor.register_post_accumulate_grad_hook)
+_Tensor: Any = torch.Tensor
+
+ADD_HOOKS: Any = (_Tensor.register_hook, _Tensor.register_post_accumulate_grad_hook)
 """The functions that register a hook on the gradient of one tensor."""
 
 _by_pygraph: contextvars.ContextVar[bool] = contextvars.ContextVar("by_pygraph", default=False)

@@ -84,7 +84,7 @@ class EnumerateClass(_NumberClass):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Pairs of numbers and items; the numbers are live if the first one is."""
-        start = args[1] if len(args) == 2 else kwargs.get("start")
+        start: Any = args[1] if len(args) == 2 else kwargs.get("start")
         if len(args) + len(kwargs) != 2 or not args or not tracing_here() or not issubclass(type(start), Live):
             return enumerate(*args, **kwargs)
         return ((start + count, item) for count, item in enumerate(args[0]))

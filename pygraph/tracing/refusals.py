@@ -51,7 +51,7 @@ _LAYOUT = {
 }
 
 # Files of the frames between the code that asks for a tensor's text and the mode.
-_BETWEEN = tuple(os.path.abspath(one.__file__) for one in (torch.overrides, torch_tensor, torch.nn.parameter))
+_BETWEEN = tuple(os.path.abspath(one.__file__ or "") for one in (torch.overrides, torch_tensor, torch.nn.parameter))
 
 
 class Refusals(TorchFunctionMode):

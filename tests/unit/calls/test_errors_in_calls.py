@@ -122,3 +122,22 @@ def test_a_number_that_eager_refuses_is_refused(device: torch.device, name: str)
         else:
             torch.testing.assert_close(fast(x, k), function(x, k))
     assert fast.cache_info().captures > 0
+
+
+def test_an_operation_that_fails_when_it_is_recorded(device: torch.device) -> None:
+    """Its description takes the dtypes that the kernel refuses: what comes before it is done, as in eager."""
+    count, weight = torch.zeros(1, device=device), torch.ones(4, 4, 2, device=device)
+
+    @pygraph.jit
+    def step(x: Tensor) -> Tensor:
+        count.add_(1)
+        return torch.nn.functional.conv_transpose1d(x.half(), weight)
+
+    for number in range(4):
+        with pytest.raises(RuntimeError, match="type"):
+            step(torch.ones(1, 4, 3, device=device))
+        assert count.item() == number + 1
+    assert step.cache_info().hits >= 2
+    strict = pygraph.jit(step.fn, strict=True)
+    with pytest.raises(RuntimeError, match="type"):
+        strict(torch.ones(1, 4, 3, device=device))

@@ -410,3 +410,51 @@ def test_any_loop(device: torch.device, data: st.DataObject, tmp_path_factory: p
             outcome(fn, x, torch.tensor(limit, device=device)),
             device,
         )
+
+
+@pytest.mark.parametrize("logs", ["appended", "printed"])
+def test_a_scaler_decides_inside_of_a_turn(device: torch.device, logs: str) -> None:
+    """Its `step` looks for infinities; what it keeps for its optimizer is there from `unscale_` to `update` alone."""
+
+    def train(run: Callable[..., Any]) -> tuple[list[Any], Any]:
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3)).to(device)
+        optimizer = torch.optim.Adam(net.parameters(), 0.01)
+        scaler = torch.amp.GradScaler(device.type)  # pyright: ignore[reportPrivateImportUsage]
+        kept: list[dict[str, float]] = []
+
+        def epoch(batches: list[tuple[Tensor, Tensor]], number: int) -> float:
+            total = 0.0
+            for count, (x, target) in enumerate(batches, start=number * len(batches)):
+                with torch.autocast(device.type):
+                    loss = nn.functional.mse_loss(net(x).float(), target)
+                optimizer.zero_grad()
+                scaler.scale(loss).backward()
+                scaler.unscale_(optimizer)
+                nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+                scaler.step(optimizer)
+                scaler.update()
+                total += loss.item()
+                if logs == "appended":
+                    kept.append({"loss": loss.item(), "step": count})
+                else:
+                    print("loss", loss.item())
+            return total
+
+        call, found = run(epoch), list[Any]()
+        for number in range(7):
+            generator = torch.Generator().manual_seed(number)
+            xs = torch.randn(2, 6, 4, generator=generator).to(device)
+            if number == 5:
+                xs[1] = torch.inf
+            batches = [(x, x[:, :3]) for x in xs]
+            found.append(
+                (call(batches, number), [one.detach().clone() for one in net.parameters()], scaler.get_scale())
+            )
+        return [*found, kept], call
+
+    mine, fast = train(pygraph.jit)
+    assert_same(mine, train(lambda fn: fn)[0], device)
+    entries = fast.explain().to_dict()["entries"]
+    assert max(entry["kernels_in_graphs"] for entry in entries) > 40  # forward, backward and Adam
+    assert "_per_optimizer_states" not in str(fast.explain())

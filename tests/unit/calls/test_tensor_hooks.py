@@ -162,3 +162,45 @@ def test_a_hook_may_be_the_optimizer(device: torch.device, native: bool) -> None
         ]
 
     assert trained(pygraph.jit) == trained(lambda fn: fn)
+
+
+def hooked(weight: Tensor, log: list[int]) -> Any:
+    return weight.register_hook(lambda gradient: log.append(0) or gradient * 2)
+
+
+def hooked_at_the_end(weight: Tensor, log: list[int]) -> Any:
+    return weight.register_post_accumulate_grad_hook(lambda parameter: log.append(0))
+
+
+def hooked_together(weight: Tensor, log: list[int]) -> Any:
+    return torch.autograd.graph.register_multi_grad_hook((weight,), lambda gradients: log.append(0))
+
+
+@pytest.mark.parametrize("stays", [False, True], ids=["removed", "stays"])
+@pytest.mark.parametrize("register", [hooked, hooked_at_the_end, hooked_together], ids=lambda one: one.__name__)
+def test_a_function_that_registers_hooks_does_so_once_a_call(
+    device: torch.device, register: Callable[..., Any], stays: bool
+) -> None:
+    """The trace would leave a hook of its own, which is called at every backward from then on."""
+
+    def trained(run: Callable[..., Any]) -> list[Any]:
+        weight, log = torch.full((3,), 0.5, device=device, requires_grad=True), list[int]()
+
+        def step(x: Tensor) -> None:
+            handle = register(weight, log)
+            (weight * x).sum().backward()
+            if not stays:
+                handle.remove()
+
+        call, found = run(step), list[Any]()
+        for _ in range(5):
+            weight.grad = None
+            call(torch.ones(3, device=device))
+            assert weight.grad is not None
+            found.append((weight.grad.tolist(), len(log)))
+        weight.grad = None
+        (weight * 1).sum().backward()
+        assert weight.grad is not None
+        return [*found, weight.grad.tolist(), len(log)]
+
+    assert trained(pygraph.jit) == trained(lambda fn: fn)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -43,3 +44,17 @@ def test_reading_at_an_unknown_position(device: torch.device, name: str, kind: s
     with pytest.raises(IndexError):
         fast(x, torch.tensor(9, device=k.device, dtype=k.dtype))
     assert fast.cache_info().captures > 0
+
+
+def test_bytes_are_masks(device: torch.device) -> None:
+    def kept(x: Tensor) -> Tensor:
+        suppressed = torch.max(torch.zeros(4, dtype=torch.uint8, device=device), (x > 0).to(torch.uint8))
+        return x[1 - suppressed]
+
+    fast = pygraph.jit(kept)
+    for number in range(4):
+        x = torch.tensor([1.0, -1.0, 2.0, -2.0], device=device).roll(number)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch's, of bytes as indices
+            torch.testing.assert_close(fast(x), kept(x))
+    assert not any("index" in one["reason"] for one in fast.explain().to_dict()["fallbacks"])

@@ -151,3 +151,22 @@ def test_numbers_that_are_kept_make_no_other_calls(device: torch.device, name: s
     torch.testing.assert_close(mine, expected)
     assert [type(one) for one in mine[1]] == [type(one) for one in expected[1]]
     assert fast.cache_info().hits >= 4, str(fast.explain())
+
+
+def test_numbers_that_are_counted_from_a_live_one(device: torch.device) -> None:
+    """As a schedule counts the batches of all epochs."""
+
+    def epoch(batches: list[Tensor], number: int) -> Tensor:
+        total = torch.zeros((), device=device)
+        for step, x in enumerate(batches, start=number * len(batches)):
+            total = total + x.sum() * (0.5 * step / 7)
+        for step, x in enumerate(batches, number):
+            total = total - x.mean() * step
+        return total
+
+    fast = pygraph.jit(epoch)
+    for number in range(8):
+        batches = [torch.full((3,), float(number + k), device=device) for k in range(2)]
+        torch.testing.assert_close(fast(batches, number), epoch(batches, number))
+    assert fast.cache_info().captures <= 2
+    assert fast.cache_info().hits >= 4

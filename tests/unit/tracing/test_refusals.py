@@ -47,3 +47,17 @@ def test_under_autograd(device: torch.device, question: Callable[..., Any]) -> N
             assert torch.equal(found, expected)
             (mine,), (theirs,) = (torch.autograd.grad(result.sum(), x) for result in (found, expected))
             assert torch.equal(mine, theirs)
+
+
+def test_the_text_of_a_parameter_is_that_of_each_call(device: torch.device) -> None:
+    weight = torch.nn.Parameter(torch.ones(2, device=device))
+
+    @pygraph.jit
+    def texts(x: torch.Tensor) -> tuple[str, str, str]:
+        with torch.no_grad():
+            weight.mul_(x)
+        return repr(weight), f"{[weight]}", str(weight)
+
+    for number in range(4):
+        found = texts(torch.tensor(2.0, device=device))
+        assert all(f"{2.0 ** (number + 1):g}." in text for text in found)

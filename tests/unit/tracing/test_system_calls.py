@@ -4,10 +4,14 @@
 from __future__ import annotations
 
 import contextlib
+import csv
 import datetime
 import functools
+import hashlib
 import io
+import json
 import logging
+import multiprocessing
 import os
 import pathlib
 import pprint
@@ -18,6 +22,7 @@ import threading
 import time
 import uuid
 import warnings
+import zlib
 from collections.abc import Callable
 from datetime import datetime as moment
 from pathlib import Path
@@ -331,3 +336,99 @@ def test_a_function_that_is_returned_is_itself(device: torch.device) -> None:
 
 def test_all_methods_of_paths_exist() -> None:
     assert all(callable(getattr(pathlib.Path, name)) for name in PATH_METHODS)
+
+
+def _written(stream: Any, k: int) -> None:
+    stream.write(f"{k}\n")
+
+
+WRITERS: dict[str, Callable[[Any, int], Any]] = {
+    "write": _written,
+    "writelines": lambda stream, k: stream.writelines(["a", str(k)]),
+    "print": lambda stream, k: print(k, file=stream),
+    "a row": lambda stream, k: csv.writer(stream).writerow([k, 2]),
+    "json": lambda stream, k: json.dump({"k": k}, stream),
+    "redirected": lambda stream, k: _redirected(stream, k),
+}
+
+
+def _redirected(stream: Any, k: int) -> None:
+    with contextlib.redirect_stdout(stream):
+        print(k)
+
+
+@pytest.mark.parametrize("kind", ["file", "text"])
+@pytest.mark.parametrize("name", WRITERS)
+def test_what_is_open_is_written_to_at_each_call(device: torch.device, name: str, kind: str, tmp_path: Path) -> None:
+    def texts(run: Callable[..., Any], path: Path) -> str:
+        stream: Any = path.open("w+") if kind == "file" else io.StringIO()
+
+        def step(x: torch.Tensor) -> torch.Tensor:
+            y = x * 2
+            WRITERS[name](stream, len(x))
+            return y.sum()
+
+        call = run(step)
+        for _ in range(5):
+            assert call(torch.ones(3, device=device)).item() == 6
+        stream.seek(0)
+        with contextlib.closing(stream):
+            return stream.read()
+
+    assert texts(pygraph.jit, tmp_path / "mine") == texts(lambda fn: fn, tmp_path / "theirs")
+
+
+@pytest.mark.parametrize("name", ["rows", "digest", "compressed"])
+def test_what_takes_bytes_and_rows_takes_them_at_each_call(device: torch.device, name: str) -> None:
+    def taken(run: Callable[..., Any]) -> object:
+        rows, digest, compressed, stream = list[bytes](), hashlib.sha256(), zlib.compressobj(), io.StringIO()
+        writer = csv.writer(stream)
+        takes: dict[str, Callable[[], Any]] = {
+            "rows": lambda: writer.writerow([1, 2]),
+            "digest": lambda: digest.update(b"a"),
+            "compressed": lambda: rows.append(compressed.compress(b"a")),
+        }
+        take = takes[name]
+
+        def step(x: torch.Tensor) -> torch.Tensor:
+            take()
+            return x * 2
+
+        call = run(step)
+        for _ in range(5):
+            call(torch.ones(3, device=device))
+        return stream.getvalue(), digest.hexdigest(), compressed.flush()
+
+    assert taken(pygraph.jit) == taken(lambda fn: fn)
+
+
+def test_variables_of_the_environment_are_set_at_each_call(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYGRAPH_TESTED_STEPS", "0")
+
+    @pygraph.jit
+    def step(x: torch.Tensor) -> torch.Tensor:
+        os.environ["PYGRAPH_TESTED_STEPS"] = str(int(os.environ["PYGRAPH_TESTED_STEPS"]) + 1)
+        return x * 2
+
+    for number in range(5):
+        step(torch.ones(3, device=device))
+        assert os.environ["PYGRAPH_TESTED_STEPS"] == str(number + 1)
+
+
+def test_who_makes_a_lock_holds_no_other_one_behind_a_trace(device: torch.device) -> None:
+    """As the first progress bar of tqdm does: a lock of processes has a random name, which ends no trace."""
+    outer = threading.Lock()
+
+    @pygraph.jit
+    def step(x: torch.Tensor) -> torch.Tensor:
+        outer.acquire()
+        multiprocessing.RLock()
+        outer.release()
+        return x * 2
+
+    for _ in range(3):
+        step(torch.ones(3, device=device))
+        assert not outer.locked()
+    assert step.cache_info().captures == 1

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+import torch._tensor as torch_tensor
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode  # checked with torch 2.11 and 2.13
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
@@ -155,7 +156,7 @@ def _is_torchs(code: types.CodeType) -> bool:
 def _is_a_step(entry: types.TracebackType) -> bool:
     """Whether an entry is of a function of torch's, as an optimizer, and not of what tensors answer to Python."""
     file = entry.tb_frame.f_code.co_filename
-    return file.startswith(TORCH_FOLDER) and file != torch._tensor.__file__
+    return file.startswith(TORCH_FOLDER) and file != torch_tensor.__file__
 
 
 def _has_graph(value: Any) -> bool:

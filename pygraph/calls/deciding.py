@@ -142,7 +142,7 @@ class DecidingCalls:
         function, path, is_new = self._function, _or_unknown(self._paths.expected()), False
         function.states, began = states, retries.clock()
         begin: Path = ()  # what is known of the answers
-        tried: set[Path] = set()
+        tried, found = set[Path](), set[Path]()
         stopped: Stopped | None = None
         for _ in range(2 * MAX_DECISIONS + len(self._paths)):
             began_again = retries.clock()
@@ -168,8 +168,12 @@ class DecidingCalls:
             except NoTraceError:
                 path = _or_unknown(self._paths.beginning_with(begin, tried))
             except OtherPathError as error:
-                path = function.trusted = error.path
-                is_new = True
+                if error.path in found and error.path != UNKNOWN_PATH:  # what it decides is not what its trace decides
+                    self._again.lose(retries.clock() - began, limits.LIMITS.wasted_traces + 1)
+                    self._cut(args, kwargs, _NEEDING)
+                    break
+                found.add(path := error.path)
+                function.trusted, is_new = path, True
             else:
                 self._note_replay(path, is_new=is_new)
                 if self._new > limits.LIMITS.new_numbers:

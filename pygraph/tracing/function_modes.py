@@ -79,6 +79,10 @@ class LiveNumbersMode(TorchFunctionMode):
             kwargs = {**kwargs, "lr": rate}
         if func in CTC_LOSSES and (loss := ctc_loss_of(args, kwargs)) is not None:
             return loss
+        if func in _SCATTERED:  # which do not ask, as views do, and count from the end in another trace
+            for position in (*args, *kwargs.values()):
+                if isinstance(position, torch.SymInt):
+                    bool(position < 0)
         if func in _INDEXED:
             args = (args[0], with_tensor_indices(args[1], args[0].device), *args[2:])
         if func is torch.Tensor.__getitem__ and (found := selected(args[0], args[1])) is not None:
@@ -92,6 +96,9 @@ class LiveNumbersMode(TorchFunctionMode):
 
 
 _INDEXED = (torch.Tensor.__getitem__, torch.Tensor.__setitem__)
+_SCATTERED: tuple[Any, ...] = (
+    torch.select_scatter, torch.slice_scatter, torch.Tensor.select_scatter, torch.Tensor.slice_scatter,
+)  # fmt: skip
 
 
 def _dtype_of(func: Any, number: torch.SymInt | torch.SymFloat) -> torch.dtype:

@@ -47,6 +47,12 @@ class _NumberClass(FunctionProxy):
     def __subclasscheck__(self, subclass: type) -> bool:
         return issubclass(subclass, original_of(self))
 
+    def __or__(self, other: Any) -> Any:
+        return original_of(self) | original_of(other)
+
+    def __ror__(self, other: Any) -> Any:
+        return original_of(other) | original_of(self)
+
 
 class FloatClass(_NumberClass):
     """A proxy of ``float`` that knows traced values."""

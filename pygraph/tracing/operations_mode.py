@@ -47,7 +47,7 @@ from pygraph.tracing.leaks import remember_line
 from pygraph.tracing.outside_graphs import OutsideGraphs
 from pygraph.tracing.unrolled_scans import steps_of
 from pygraph.tracing.user_scopes import note_operation, open_scopes
-from pygraph.tracing.writes import check_sizes, check_write
+from pygraph.tracing.writes import check_shapes, check_sizes, check_write
 
 aten = torch.ops.aten
 
@@ -123,6 +123,7 @@ class OperationsMode(TorchDispatchMode):
             traceable = functools.partial(
                 self._traceable, self._aliases.setdefault(tracing.tracer, {}) if stays else {}
             )
+            given = args, kwargs or {}
             args, kwargs = _with_tensors(traceable, args), _with_tensors(traceable, kwargs or {})
         device = (kwargs or {}).get("device")
         if isinstance(device, torch.device) and device == _CUDA:
@@ -130,8 +131,7 @@ class OperationsMode(TorchDispatchMode):
             kwargs = {**(kwargs or {}), "device": torch.device("cuda", torch.cuda.current_device())}
         if isinstance(device, torch.device) and device.type == "meta" and not self._meta.asked:
             kwargs = {**(kwargs or {}), "device": self._device_of_tangent(func, args, device)}
-        steps = steps_of(func := of_static_size(func), args)
-        if steps is not None:
+        if (steps := steps_of(func := of_static_size(func), args)) is not None:
             with self:
                 return steps()
         with self._noticing():
@@ -150,6 +150,7 @@ class OperationsMode(TorchDispatchMode):
         ask_behind(func, args, kwargs, tracing.tracer)
         with self._noticing():
             check_sizes(outs)
+            check_shapes(func, given, (args, kwargs))
             _check_layout(out)
         source = forward = None
         for node in reversed(graph.nodes):

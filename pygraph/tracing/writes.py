@@ -64,6 +64,27 @@ def check_write(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> li
     return [(target, target.shape) for target in targets if target.untyped_storage().nbytes()] if outs else []
 
 
+def check_shapes(func: Any, given: Any, taken: Any) -> None:
+    """Refuse an operation that has changed the shape of a tensor from outside, as `t_()` or a larger ``out=`` do.
+
+    Args:
+        func: The operation.
+        given: Its arguments.
+        taken: The same with fakes for tensors from outside.
+
+    Raises:
+        TraceError: The fake of one has another shape now, or other strides.
+    """
+    is_operation = isinstance(func, torch._ops.OpOverload)
+    if not is_operation or not (func._schema.is_mutable or torch.Tag.inplace_view in func.tags):
+        return
+    for tensor, fake in zip(pytree.tree_leaves(given), pytree.tree_leaves(taken), strict=False):
+        if not isinstance(tensor, torch.Tensor) or tensor is fake or not isinstance(fake, torch.Tensor):
+            continue
+        if tensor.shape != fake.shape or tensor.stride() != fake.stride():
+            raise TraceError("it changes the shape or strides of a tensor that was there before the call")
+
+
 def check_sizes(outs: Sequence[tuple[torch.Tensor, torch.Size]]) -> None:
     """Refuse an ``out=`` that had another size: eager warns, and resizes it where it lies.
 

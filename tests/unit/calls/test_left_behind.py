@@ -723,3 +723,41 @@ def test_a_number_that_decides_and_comes_back_has_a_graph_for_each_value(device:
         assert torch.equal(fast(x), plain(x))
     (fallback,) = fast.explain().to_dict()["fallbacks"]
     assert "size" in fallback["reason"]
+
+
+SHAPED: dict[str, Callable[[Tensor], object]] = {
+    "t_": lambda h: h.t_(),
+    "unsqueeze_": lambda h: h.unsqueeze_(0) if h.dim() < 5 else h.squeeze_(),
+    "transpose_": lambda h: h.transpose_(0, 1),
+    "as_strided_": lambda h: h.as_strided_((3, 2), (2, 1)),
+}
+
+
+@pytest.mark.parametrize("name", SHAPED)
+def test_another_shape_of_a_tensor_from_before(device: torch.device, name: str) -> None:
+    """Its memory stays as it is, so that no update of it is noticed."""
+
+    def shapes(run: Callable[..., Any]) -> list[Any]:
+        held = types.SimpleNamespace(h=torch.arange(6.0, device=device).view(2, 3))
+
+        def step(x: Tensor) -> Any:
+            SHAPED[name](held.h)
+            return x + 1, held.h.shape, held.h * 1
+
+        call = run(step)
+        return [(call(torch.ones(3, device=device)), held.h.shape, held.h.tolist()) for _ in range(4)]
+
+    assert str(shapes(pygraph.jit)) == str(shapes(lambda fn: fn))
+
+
+def test_a_result_that_resizes_a_tensor_from_before(device: torch.device) -> None:
+    h = torch.empty(0, device=device)
+
+    @pygraph.jit
+    def step(x: Tensor) -> Tensor:
+        torch.mul(x, 2, out=h)
+        return h + 1
+
+    for _ in range(3):
+        assert step(torch.ones(2, device=device)).tolist() == [3, 3]
+        assert h.tolist() == [2, 2]

@@ -58,3 +58,17 @@ def test_bytes_are_masks(device: torch.device) -> None:
             warnings.simplefilter("ignore")  # torch's, of bytes as indices
             torch.testing.assert_close(fast(x), kept(x))
     assert not any("index" in one["reason"] for one in fast.explain().to_dict()["fallbacks"])
+
+
+@pytest.mark.parametrize("scatter", [torch.select_scatter, torch.slice_scatter])
+def test_scattering_counts_from_the_end(device: torch.device, scatter: Any) -> None:
+    x = torch.arange(12.0, device=device).view(4, 3)
+
+    def written(k: int) -> Tensor:
+        if scatter is torch.slice_scatter:
+            return torch.slice_scatter(x, x[:1] * 5 + 1, 0, k)[:2] if k in (3, -1) else x
+        return torch.select_scatter(x, x[0] * 5 + 1, 0, k)
+
+    fast = pygraph.jit(written)
+    for k in (0, 1, 3, -1, 2, -2, -4, 3):
+        torch.testing.assert_close(fast(k), written(k))

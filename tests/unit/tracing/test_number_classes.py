@@ -170,3 +170,10 @@ def test_numbers_that_are_counted_from_a_live_one(device: torch.device) -> None:
         torch.testing.assert_close(fast(batches, number), epoch(batches, number))
     assert fast.cache_info().captures <= 2
     assert fast.cache_info().hits >= 4
+
+
+def test_either_class_of_numbers(device: torch.device) -> None:
+    fast = pygraph.jit(lambda x, k: x * 2 if isinstance(k, int | float) and issubclass(type(k), float | int) else x)
+    for number in range(4):
+        assert fast(torch.ones(2, device=device), 0.5 + number).tolist() == [2, 2]
+    assert fast.cache_info().captures == 1

@@ -115,6 +115,7 @@ class OperationsMode(TorchDispatchMode):
         self._data.note_updates(func, args, kwargs or {})
         with self._noticing():
             self._graphs.check(func, args, kwargs or {})
+        given = args, kwargs or {}
         if func not in (aten.lift_fresh.default, aten.lift_fresh_copy.default):
             # A closed-over tensor is traced through an alias: torch reads its value at once for item(), and its fast
             # path for binary operations updates it in place for real (seen with torch 2.11 and 2.13).
@@ -123,7 +124,6 @@ class OperationsMode(TorchDispatchMode):
             traceable = functools.partial(
                 self._traceable, self._aliases.setdefault(tracing.tracer, {}) if stays else {}
             )
-            given = args, kwargs or {}
             args, kwargs = _with_tensors(traceable, args), _with_tensors(traceable, kwargs or {})
         device = (kwargs or {}).get("device")
         if isinstance(device, torch.device) and device == _CUDA:

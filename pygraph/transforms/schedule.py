@@ -8,7 +8,7 @@ from torch import fx
 
 from pygraph.errors import TraceError, describe
 from pygraph.ir.attention_states import is_state_on_device
-from pygraph.ir.decisions import NO_QUESTION, decisions_among
+from pygraph.ir.decisions import NO_QUESTION, SIZED, decisions_among
 from pygraph.ir.effects import (
     KNOWN_NAMESPACES,
     asked_failures,
@@ -78,6 +78,7 @@ def _dependencies(graph: fx.Graph, work: list[fx.Node]) -> dict[fx.Node, set[fx.
     decisions = {*decisions_among(work)}
     actions = [node for node in work if is_action(node) and node not in decisions]
     failing = asked_failures(work)
+    latest: dict[fx.Node, int] = {}  # what it needs of all that the function does
     for node in work:
         memory = [root(argument) for argument in node.all_input_nodes]
         needs[node].update(s for argument in node.all_input_nodes for s in sources(argument) if s in needs)
@@ -93,12 +94,15 @@ def _dependencies(graph: fx.Graph, work: list[fx.Node]) -> dict[fx.Node, set[fx.
             readers.setdefault(origin, []).append(node)
         if node in decisions:
             earlier = [*actions, *failing] if node.args[2] == NO_QUESTION else actions
-            needs[node].update(one for one in earlier if one.meta.get("order", -1) < node.meta["order"])
+            at = node.meta["order"]
+            # An assertion that has come to stand behind later draws is no reason to ask behind these.
+            needs[node].update(one for one in earlier if one in latest and latest[one] <= at)
         elif is_draw(node) or is_action(node):
             if last_effect is not None:
                 needs[node].add(last_effect)
             last_effect = node
         needs[node].discard(node)
+        latest[node] = max([node.meta.get("order", -1), *(latest.get(need, -1) for need in needs[node])])
     return needs
 
 
@@ -139,7 +143,7 @@ def _keep_decisions_in_order(work: list[fx.Node], needs: dict[fx.Node, set[fx.No
         needs: The nodes that must run before each; it is extended.
 
     Raises:
-        TraceError: Something that a decision depends on must not be done twice.
+        TraceError: Something that a decision depends on must not be done twice, or fails where it is another one.
     """
     for decision in decisions_among(work):
         before, at = _reached(decision, needs), decision.meta["order"]
@@ -149,6 +153,8 @@ def _keep_decisions_in_order(work: list[fx.Node], needs: dict[fx.Node, set[fx.No
             raise TraceError(
                 describe("graphify", f"it decides by a value after {what}, not to be repeated", source=where)
             )
+        if any(node.target is SIZED and node.meta.get("order", -1) > at for node in before):
+            raise TraceError("it decides by a size after it takes the size for granted")
         for node in work:
             order = node.meta.get("order")
             if node in before or _leader(node) is not node:

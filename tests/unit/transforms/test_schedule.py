@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import fx
 
@@ -9,8 +10,9 @@ from pygraph.ir.decisions import ask
 from pygraph.transforms.schedule import alternating_runs
 
 
-def test_a_question_that_stands_behind_a_draw_by_now() -> None:
-    """The draw takes what the question is about, and comes behind it in the function."""
+@pytest.mark.parametrize("asserts", [False, True])
+def test_a_question_that_stands_behind_a_draw_by_now(asserts: bool) -> None:
+    """The draw takes what the question is about, and comes behind it in the function; perhaps with an assertion."""
     graph = fx.Graph()
     x, mask = graph.placeholder("x"), graph.placeholder("mask")
 
@@ -20,10 +22,11 @@ def test_a_question_that_stands_behind_a_draw_by_now() -> None:
         return node
 
     rows = call(0, torch.ops.aten.index.Tensor, x, [mask])
-    sized = call(3, torch.ops.pygraph.sized.default, rows, [2])
-    drawn = call(4, torch.ops.aten.bernoulli.default, sized)
+    sized = call(4, torch.ops.pygraph.sized.default, rows, [2])
+    drawn = call(5, torch.ops.aten.bernoulli.default, sized)
     size = call(1, torch.ops.aten.sym_size.int, rows, 0)
-    question = call(2, ask(), size, 2, 0)
-    reasons = dict.fromkeys((rows, sized, size, question), "it is for the host")
+    asserted = [call(2, torch.ops.aten._assert_scalar.default, size, "it is positive")] if asserts else []
+    question = call(3, ask(), size, 2, 0)
+    reasons = dict.fromkeys((rows, sized, size, question, *asserted), "it is for the host")
     order = [node for _, run in alternating_runs(graph, reasons) for node in run]
     assert order.index(question) < order.index(sized) < order.index(drawn)

@@ -125,17 +125,13 @@ class OperationsMode(TorchDispatchMode):
                 self._traceable, self._aliases.setdefault(tracing.tracer, {}) if stays else {}
             )
             args, kwargs = _with_tensors(traceable, args), _with_tensors(traceable, kwargs or {})
-        device = (kwargs or {}).get("device")
-        if isinstance(device, torch.device) and device == _CUDA:
-            # The current device is part of the cache key, but not of what torch's cache of fakes goes by.
-            kwargs = {**(kwargs or {}), "device": torch.device("cuda", torch.cuda.current_device())}
-        if isinstance(device, torch.device) and device.type == "meta" and not self._meta.asked:
-            kwargs = {**(kwargs or {}), "device": self._device_of_tangent(func, args, device)}
+        taken = args, kwargs or {}
+        kwargs = self._on_device(func, args, kwargs or {})
         if (steps := steps_of(func := of_static_size(func), args)) is not None:
             with self:
                 return steps()
         with self._noticing():
-            args, kwargs = with_asked_sizes(func, *without_default(args, kwargs or {}))
+            args, kwargs = with_asked_sizes(func, *without_default(args, kwargs))
             outs = self._check(func, args, kwargs)
         graph: fx.Graph = tracing.tracer.graph
         last = next(iter(reversed(graph.nodes)), None)
@@ -150,7 +146,7 @@ class OperationsMode(TorchDispatchMode):
         ask_behind(func, args, kwargs, tracing.tracer)
         with self._noticing():
             check_sizes(outs)
-            check_shapes(func, given, (args, kwargs))
+            check_shapes(func, given, taken)
             _check_layout(out)
         source = forward = None
         for node in reversed(graph.nodes):
@@ -196,6 +192,18 @@ class OperationsMode(TorchDispatchMode):
                 known[key] = alias = aten.alias.default(tensor)
             self._outside[alias.untyped_storage()._cdata] = alias
         return known[key]
+
+    def _on_device(self, func: Any, args: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Keyword arguments with the device on which an operation is run."""
+        device = kwargs.get("device")
+        if not isinstance(device, torch.device):
+            return kwargs
+        if device == _CUDA:
+            # The current device is part of the cache key, but not of what torch's cache of fakes goes by.
+            return {**kwargs, "device": torch.device("cuda", torch.cuda.current_device())}
+        if device.type == "meta" and not self._meta.asked:
+            return {**kwargs, "device": self._device_of_tangent(func, args, device)}
+        return kwargs
 
     def _device_of_tangent(self, func: Any, args: Any, device: torch.device) -> torch.device:
         """The device for an operation on a zero tangent, which torch puts on ``meta``: that of the fakes."""

@@ -121,7 +121,7 @@ FAULTS = (
     Fault(
         "generator-not-advanced",
         "A replay draws from a caller's generator, and the next call draws the same numbers again.",
-        "        self.original.set_state(self.own.get_state())\n",
+        "        put_back(self.original, self.own.get_state())\n",
         "        pass\n",
     ),
     Fault(

@@ -7,7 +7,7 @@ from typing import NoReturn
 import torch
 
 from pygraph.errors import FallbackError, TraceError
-from pygraph.runtime.node_errors import has_line
+from pygraph.runtime.node_errors import has_line, is_failure
 
 
 def raise_own(raised: Exception, name: str) -> NoReturn:
@@ -51,11 +51,11 @@ def reason_of_failure(error: Exception, *, strict: bool) -> str:
 
     Args:
         error: What recording has raised. An operation that fails does so in eager too, where all that comes before it
-            is done, as it is not yet here.
+            is done, as it is not yet here. One by its data is an answer to a question that the call has not asked.
         strict: Whether the function is not to run as it is.
     """
     if isinstance(error, torch.OutOfMemoryError):  # recording and proving needs copies of arguments and results
         return "there is not enough memory to record its graphs and to prove them"
-    if strict or not has_line(error):
+    if strict or is_failure(error) or not has_line(error):
         raise error
     return f"an operation fails: {error}"

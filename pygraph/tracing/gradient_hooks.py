@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Generator, Mapping
 from typing import Any
 
 import torch
@@ -12,13 +12,18 @@ import torch
 from pygraph.errors import TraceError
 from pygraph.guards.environment import Environment
 from pygraph.guards.tensor_hooks import hooks_of
-from pygraph.tracing.patches import replaced
-from pygraph.tracing.proxy_trace import tracing_here
 
 _Tensor: Any = torch.Tensor
+_graph: Any = torch.autograd.graph
 
 ADD_HOOKS: Any = (_Tensor.register_hook, _Tensor.register_post_accumulate_grad_hook)
 """The functions that register a hook on the gradient of one tensor."""
+
+FINDS_NODE: Any = (_Tensor.view_as, _graph._get_grad_fn_or_grad_acc.__code__)
+"""The method by which `register_multi_grad_hook` finds the node of a tensor, and the code that calls it then.
+
+Private; checked with torch 2.11 and 2.13.
+"""
 
 _by_pygraph: contextvars.ContextVar[bool] = contextvars.ContextVar("by_pygraph", default=False)
 
@@ -31,22 +36,6 @@ def differentiating() -> Generator[None, None, None]:
         yield
     finally:
         _by_pygraph.reset(token)
-
-
-@contextlib.contextmanager
-def shared_hooks_watched(check: Callable[[Any], None]) -> Generator[None, None, None]:
-    """Have each tensor checked on whose node of autograd a hook is registered, as by `register_multi_grad_hook`."""
-
-    def checking(node_of: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        def checked(tensor: Any) -> Any:
-            if tracing_here():
-                check(tensor)
-            return node_of(tensor)
-
-        return checked
-
-    with replaced(torch.autograd.graph, "_get_grad_fn_or_grad_acc", checking):  # private; torch 2.11 and 2.13
-        yield
 
 
 class UnseenHooksError(TraceError):

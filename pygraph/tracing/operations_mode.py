@@ -47,7 +47,7 @@ from pygraph.tracing.leaks import remember_line
 from pygraph.tracing.outside_graphs import OutsideGraphs
 from pygraph.tracing.unrolled_scans import steps_of
 from pygraph.tracing.user_scopes import note_operation, open_scopes
-from pygraph.tracing.writes import check_shapes, check_sizes, check_write
+from pygraph.tracing.writes import Reshaped, check_sizes, check_write
 
 aten = torch.ops.aten
 
@@ -69,6 +69,7 @@ class OperationsMode(TorchDispatchMode):
         problem: The first operation that was refused, also if the function catches the error; None if none was.
         used: Tensors besides arguments that operations have got from outside, by id.
         depends_on_data: Whether the host was told a value, or a shape, that only a run knows.
+        reshaped: The tensors from outside whose shape it has changed.
         has_unknown_sizes: Whether there was a tensor whose shape only a run knows.
     """
 
@@ -87,7 +88,7 @@ class OperationsMode(TorchDispatchMode):
         devices = [tensor.device for tensor in self._outside.values() if tensor.device.type != "cpu"]
         self._default = next(iter(devices), torch.device("cpu"))
         self._dtype = torch.get_default_dtype()
-        self._known = KnownNumbers()
+        self._known, self.reshaped = KnownNumbers(), Reshaped()
         self._backward_lines, self._thread = BackwardLines(), threading.get_ident()
         self.problem: str | None = None
         self.depends_on_data = self.has_unknown_sizes = False
@@ -119,11 +120,9 @@ class OperationsMode(TorchDispatchMode):
         if func not in (aten.lift_fresh.default, aten.lift_fresh_copy.default):
             # A closed-over tensor is traced through an alias: torch reads its value at once for item(), and its fast
             # path for binary operations updates it in place for real (seen with torch 2.11 and 2.13).
-            # One alias for all uses, but for an operation that changes what shape it has.
+            # One alias for all uses, and another one for all operations that change what shape it has.
             stays = isinstance(func, torch._ops.OpOverload) and torch.Tag.inplace_view not in func.tags
-            traceable = functools.partial(
-                self._traceable, self._aliases.setdefault(tracing.tracer, {}) if stays else {}
-            )
+            traceable = functools.partial(self._traceable, self._aliases.setdefault((tracing.tracer, stays), {}), stays)
             args, kwargs = _with_tensors(traceable, args), _with_tensors(traceable, kwargs or {})
         taken = args, kwargs or {}
         kwargs = self._on_device(func, args, kwargs or {})
@@ -146,7 +145,7 @@ class OperationsMode(TorchDispatchMode):
         ask_behind(func, args, kwargs, tracing.tracer)
         with self._noticing():
             check_sizes(outs)
-            check_shapes(func, given, taken)
+            self.reshaped.note(func, given, taken)
             _check_layout(out)
         source = forward = None
         for node in reversed(graph.nodes):
@@ -176,7 +175,9 @@ class OperationsMode(TorchDispatchMode):
         chooses = any(argument.name == "dtype" for argument in func._schema.arguments)
         return chooses and not any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves((args, kwargs)))
 
-    def _traceable(self, known: dict[tuple[int, bool], torch.Tensor], tensor: torch.Tensor) -> torch.Tensor:
+    def _traceable(
+        self, known: dict[tuple[int, bool], torch.Tensor], stays: bool, tensor: torch.Tensor
+    ) -> torch.Tensor:
         if isinstance(tensor, FakeTensor):
             return tensor
         if tensor._is_zerotensor():
@@ -185,6 +186,9 @@ class OperationsMode(TorchDispatchMode):
         value = self._data.value_of(tensor)
         if value is not None:
             return value
+        if stays and (problem := self.reshaped.problem(tensor)) is not None:
+            self.problem = self.problem or problem
+            raise TraceError(problem)
         self.used[id(tensor)] = tensor
         key = id(tensor), torch.is_inference_mode_enabled()
         if key not in known:

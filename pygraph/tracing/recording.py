@@ -55,7 +55,7 @@ from pygraph.tracing.function_kinds import WithStateInputs
 from pygraph.tracing.function_modes import LiveNumbersMode, MetaDeviceUses, OutsideReads
 from pygraph.tracing.function_run import FunctionRun
 from pygraph.tracing.generators import Generators
-from pygraph.tracing.gradient_hooks import GradientHooks, UnseenHooksError, shared_hooks_watched
+from pygraph.tracing.gradient_hooks import GradientHooks, UnseenHooksError
 from pygraph.tracing.gradients import Accumulations, clear_unreached_gradients
 from pygraph.tracing.handled_errors import HandledErrors
 from pygraph.tracing.iterators import Iterators
@@ -279,13 +279,14 @@ class _Watches:
         with (
             self.caller.restored_for_callbacks(), self.ignored.watched(), scopes_noticed(), self.operations, self.meta,
             LiveNumbersMode(), RecurrentLayersMode(), PackedSequencesMode(), self.questions, self.reads, self.refusals,
-            self.settings.watch(), self.handled.noticed(), shared_hooks_watched(self.refusals.check_hooked),
+            self.settings.watch(), self.handled.noticed(),
         ):  # fmt: skip
             yield
 
     def problem(self) -> str | None:
         """The first refusal, also if the function has caught the error; None if there was none."""
-        return self.operations.problem or self.refusals.problem or self.ignored.problem
+        changed = self.operations.reshaped.problem()
+        return self.operations.problem or changed or self.refusals.problem or self.ignored.problem
 
     def caught(self) -> str | None:
         """The error of a trace that the function has caught, in words; errors are forgotten, as they hold frames."""

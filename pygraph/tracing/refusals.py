@@ -27,7 +27,7 @@ from pygraph.guards.torch_settings import looks_at_gradients
 from pygraph.ir.source_lines import PYGRAPH_FOLDER
 from pygraph.tracing import interruptions
 from pygraph.tracing.data_assignments import DataAssignments
-from pygraph.tracing.gradient_hooks import ADD_HOOKS, GradientHooks
+from pygraph.tracing.gradient_hooks import ADD_HOOKS, FINDS_NODE, GradientHooks
 from pygraph.tracing.gradients import goes_beyond
 from pygraph.tracing.live_arrays import array_of
 from pygraph.tracing.live_numbers import computed_number
@@ -100,8 +100,8 @@ class Refusals(TorchFunctionMode):
             return self._data.read(args[0], lambda: func(*args))
         if func in _CHANGE_GRAD:
             self._check_requires_grad(func, args, kwargs)
-        elif func in ADD_HOOKS:
-            self.check_hooked(args[0])
+        elif func in ADD_HOOKS or func is FINDS_NODE[0]:
+            self._check_hooked(func, args[0])
         elif func in _TEXT or func in _LAYOUT:
             self._check_question(func, args[0])
         elif func is _Tensor.numpy and type(args[0]) is FakeTensor and not kwargs:
@@ -137,10 +137,13 @@ class Refusals(TorchFunctionMode):
         if problem is not None:
             self._refuse(problem)
 
-    def check_hooked(self, tensor: Any) -> None:
+    def _check_hooked(self, func: Any, tensor: Any) -> None:
         """Refuse a hook on a tensor of the caller's: it would stay there, or be called by the trace alone."""
         inside = isinstance(tensor, FakeTensor) or _is_of_functorch(tensor)
-        if id(tensor) in self._arguments or not inside:
+        if inside and id(tensor) not in self._arguments:
+            return
+        code = _asking_frame().f_code
+        if code is FINDS_NODE[1] if func is FINDS_NODE[0] else not code.co_filename.startswith(PYGRAPH_FOLDER):
             self._refuse("it registers a hook on the gradient of a tensor that was there before the call")
 
     def _check_graphs(self, func: Any, args: Any, kwargs: Any) -> None:
@@ -185,10 +188,15 @@ def _with_live_sizes(sizes: Any) -> Any:
 
 def _asked_by_user() -> bool:
     """Whether user code calls torch here."""
-    frame: Any = sys._getframe(2)
-    while frame is not None and _is_between(frame.f_code):
+    return is_user_frame(_asking_frame())
+
+
+def _asking_frame() -> Any:
+    """The frame of the code that calls torch here."""
+    frame: Any = sys._getframe(1)
+    while frame is not None and (frame.f_code.co_filename == __file__ or _is_between(frame.f_code)):
         frame = frame.f_back
-    return is_user_frame(frame)
+    return frame
 
 
 def _is_between(code: types.CodeType) -> bool:

@@ -64,25 +64,38 @@ def check_write(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> li
     return [(target, target.shape) for target in targets if target.untyped_storage().nbytes()] if outs else []
 
 
-def check_shapes(func: Any, given: Any, taken: Any) -> None:
-    """Refuse an operation that has changed the shape of a tensor from outside, as `t_()` or a larger ``out=`` do.
+class Reshaped:
+    """Tensors from outside whose shape operations change, as `t_()` or a larger ``out=`` do: that of their fakes."""
 
-    Args:
-        func: The operation.
-        given: Its arguments.
-        taken: The same with fakes for tensors from outside.
+    def __init__(self) -> None:
+        self._pairs: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {}
 
-    Raises:
-        TraceError: The fake of one has another shape now, or other strides.
-    """
-    is_operation = isinstance(func, torch._ops.OpOverload)
-    if not is_operation or not (func._schema.is_mutable or torch.Tag.inplace_view in func.tags):
-        return
-    for tensor, fake in zip(pytree.tree_leaves(given), pytree.tree_leaves(taken), strict=False):
-        if not isinstance(tensor, torch.Tensor) or tensor is fake or not isinstance(fake, torch.Tensor):
-            continue
-        if tensor.shape != fake.shape or tensor.stride() != fake.stride():
-            raise TraceError("it changes the shape or strides of a tensor that was there before the call")
+    def note(self, func: Any, given: Any, taken: Any) -> None:
+        """Note the tensors that an operation has given another shape.
+
+        Args:
+            func: The operation.
+            given: Its arguments.
+            taken: The same with fakes for tensors from outside.
+        """
+        is_operation = isinstance(func, torch._ops.OpOverload)
+        if not is_operation or not (func._schema.is_mutable or torch.Tag.inplace_view in func.tags):
+            return
+        for tensor, fake in zip(pytree.tree_leaves(given), pytree.tree_leaves(taken), strict=True):
+            is_from_outside = isinstance(tensor, torch.Tensor) and tensor is not fake
+            if is_from_outside and _is_of_another_shape(tensor, fake):
+                self._pairs.setdefault(id(tensor), []).append((tensor, fake))
+
+    def problem(self, tensor: torch.Tensor | None = None) -> str | None:
+        """Why a replay would not do the same, if a tensor, or any, has another shape now than before the call."""
+        pairs = self._pairs.values() if tensor is None else [self._pairs.get(id(tensor), ())]
+        if any(_is_of_another_shape(*pair) for some in pairs for pair in some):
+            return "it changes the shape or strides of a tensor that was there before the call"
+        return None
+
+
+def _is_of_another_shape(tensor: torch.Tensor, fake: torch.Tensor) -> bool:
+    return tensor.shape != fake.shape or tensor.stride() != fake.stride()
 
 
 def check_sizes(outs: Sequence[tuple[torch.Tensor, torch.Size]]) -> None:

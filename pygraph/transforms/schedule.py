@@ -93,10 +93,13 @@ def _dependencies(graph: fx.Graph, work: list[fx.Node]) -> dict[fx.Node, set[fx.
         for origin in memory:
             readers.setdefault(origin, []).append(node)
         if node in decisions:
-            earlier = [*actions, *failing] if node.args[2] == NO_QUESTION else actions
-            at = node.meta["order"]
+            asks, at = node.args[2] != NO_QUESTION, node.meta["order"]
+            earlier = [one for one in ([] if asks else failing) if one.meta.get("order", -1) < at]
             # An assertion that has come to stand behind later draws is no reason to ask behind these.
-            needs[node].update(one for one in earlier if one in latest and latest[one] <= at)
+            earlier += [
+                one for one in actions if one.meta.get("order", -1) < at and not (asks and latest.get(one, at + 1) > at)
+            ]
+            needs[node].update(earlier)
         elif is_draw(node) or is_action(node):
             if last_effect is not None:
                 needs[node].add(last_effect)

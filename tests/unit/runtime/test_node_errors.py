@@ -41,6 +41,9 @@ def test_the_error_is_eager_s_with_the_user_s_line(device: torch.device, name: s
         pygraph.jit(fn, **options)(x, second(x))
     assert type(caught.value) is type(eager.value)
     line = fn.__code__.co_firstlineno + 1
+    if not options.get("strict"):  # it has run as it is, as nothing could be recorded
+        assert line in [frame.lineno for frame in traceback.extract_tb(caught.value.__traceback__)]
+        return
     (note,) = caught.value.__notes__
     assert note.startswith(f"From test_node_errors.py:{line}, in {fn.__name__}(…): return torch.")
     assert [frame.filename for frame in traceback.extract_tb(caught.value.__traceback__)] == [__file__]

@@ -33,8 +33,8 @@ from pygraph.tracing.proxy_trace import tracing_here
 from pygraph.tracing.type_function import class_in_eager
 
 
-class _NumberClass(FunctionProxy):
-    """A proxy of a class of numbers; to all but traced values it is the class."""
+class _ClassProxy(FunctionProxy):
+    """A proxy of a class; to all but traced values it is the class."""
 
     __slots__ = ()
 
@@ -54,7 +54,7 @@ class _NumberClass(FunctionProxy):
         return original_of(other) | original_of(self)
 
 
-class FloatClass(_NumberClass):
+class FloatClass(_ClassProxy):
     """A proxy of ``float`` that knows traced values."""
 
     __slots__ = ()
@@ -70,7 +70,7 @@ class FloatClass(_NumberClass):
         return _float_of(value) if issubclass(type(value), Live) else float(value)
 
 
-class IntClass(_NumberClass):
+class IntClass(_ClassProxy):
     """A proxy of ``int`` that knows traced tensors of integers."""
 
     __slots__ = ()
@@ -83,7 +83,7 @@ class IntClass(_NumberClass):
         return args[0].item() if is_integer else int(args[0])
 
 
-class EnumerateClass(_NumberClass):
+class EnumerateClass(_ClassProxy):
     """A proxy of ``enumerate`` that counts from live numbers."""
 
     __slots__ = ()
@@ -96,8 +96,8 @@ class EnumerateClass(_NumberClass):
         return ((start + count, item) for count, item in enumerate(args[0]))
 
 
-_NUMBERS: dict[str, _NumberClass] = {"float": FloatClass(float), "int": IntClass(int)}
-_PROXIES: dict[str, _NumberClass] = {**_NUMBERS, "enumerate": EnumerateClass(enumerate)}
+_NUMBERS: dict[str, _ClassProxy] = {"float": FloatClass(float), "int": IntClass(int)}
+_PROXIES: dict[str, _ClassProxy] = {**_NUMBERS, "enumerate": EnumerateClass(enumerate)}
 
 
 def _is_number(tensor: FakeTensor) -> bool:

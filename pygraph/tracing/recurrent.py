@@ -61,7 +61,8 @@ def _layer(name: str, args: Sequence[Any]) -> tuple[torch.Tensor, ...] | None:
         tensors = [_cast(one) for one in tensors]
         x, states, weights = tensors[0], tensors[1 : 1 + len(states)], tensors[1 + len(states) :]
     if not _is_for_cudnn(tensors, is_packed=batch_sizes is not None):
-        return None if batch_sizes is None else _packed_layer(name, has_biases, batch_sizes, states, tensors, args)
+        options = (name, has_biases, layers, train, bidirectional)
+        return None if batch_sizes is None else _packed_layer(batch_sizes, options, states, tensors)
     is_shaped = x.dim() == (3 if batch_sizes is None else 2) and all(state.is_contiguous() for state in states)
     if not is_shaped or (needs_gradient and not train):
         return None  # cuDNN has no backward of an evaluation: eager's own error
@@ -76,15 +77,13 @@ def _layer(name: str, args: Sequence[Any]) -> tuple[torch.Tensor, ...] | None:
 
 
 def _packed_layer(
-    name: str, has_biases: bool, batch_sizes: torch.Tensor, states: Sequence[torch.Tensor],
-    tensors: Sequence[torch.Tensor], args: Sequence[Any],
-) -> tuple[torch.Tensor, ...] | None:  # fmt: skip
-    """The results of a layer on packed sequences that cuDNN does not run."""
-    layers, _, train, bidirectional = args[5:]
+    batch_sizes: torch.Tensor, options: Sequence[Any], states: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]
+) -> tuple[torch.Tensor, ...] | None:
+    """The results of a layer on packed sequences that cuDNN does not run; None if they are not recorded."""
     is_shaped = tensors[0].dim() == 2 and all(state.dim() == 3 for state in states) and batch_sizes.is_cpu
     if not is_shaped or torch.is_autocast_enabled(tensors[0].device.type):
         return None
-    return packed_layer(batch_sizes, (name, has_biases, layers, train, bidirectional), len(states), tensors)
+    return packed_layer(batch_sizes, options, len(states), tensors)
 
 
 def _second(states: Sequence[torch.Tensor]) -> torch.Tensor | None:

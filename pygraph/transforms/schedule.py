@@ -94,11 +94,10 @@ def _dependencies(graph: fx.Graph, work: list[fx.Node]) -> dict[fx.Node, set[fx.
             readers.setdefault(origin, []).append(node)
         if node in decisions:
             asks, at = node.args[2] != NO_QUESTION, node.meta["order"]
-            earlier = [one for one in ([] if asks else failing) if one.meta.get("order", -1) < at]
-            # An assertion that has come to stand behind later draws is no reason to ask behind these.
-            earlier += [
-                one for one in actions if one.meta.get("order", -1) < at and not (asks and latest.get(one, at + 1) > at)
-            ]
+            candidates = actions if asks else [*actions, *failing]
+            earlier = [one for one in candidates if one.meta.get("order", -1) < at]
+            if asks:  # an assertion that has come to stand behind later draws is no reason to ask behind these
+                earlier = [one for one in earlier if one in latest and latest[one] <= at]
             needs[node].update(earlier)
         elif is_draw(node) or is_action(node):
             if last_effect is not None:

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -60,7 +60,7 @@ def find_site(
     """
     settings = Settings.now()
     try:
-        key = _Key(structure_key(tree), static, _leaf_keys(leaves, static), settings)
+        key = _Key(structure_key(tree), static, _leaf_keys(leaves, static, function.keys.by_value), settings)
     except UnhashableError as error:
         args, kwargs = unflatten(leaves, tree)
         raise InlineError(refusal(args, kwargs, error.leaf)) from None
@@ -152,7 +152,7 @@ def _values(leaves: Sequence[Any], numbers: Sequence[int]) -> tuple[Hashable, ..
     return tuple(value_key(leaf.item() if isinstance(leaf, torch.Tensor) else leaf) for leaf in found)
 
 
-def _leaf_keys(leaves: Sequence[Any], static: frozenset[int]) -> tuple[Hashable, ...]:
+def _leaf_keys(leaves: Sequence[Any], static: frozenset[int], by_value: Collection[type]) -> tuple[Hashable, ...]:
     keys: list[Hashable] = []
     first: dict[int, int] = {}
     for index, leaf in enumerate(leaves):
@@ -161,5 +161,5 @@ def _leaf_keys(leaves: Sequence[Any], static: frozenset[int]) -> tuple[Hashable,
         elif index not in static and is_live_number(leaf):
             keys.append(leaf.__class__)
         else:
-            keys.append(object_key(leaf, index, is_marked=index in static))
+            keys.append(object_key(leaf, index, by_value, is_marked=index in static))
     return tuple(keys)

@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Hashable
-
 import torch
 
 from pygraph.calls import profiling, retries
 from pygraph.calls.cache import Cache, Shared
 from pygraph.calls.call_plan import CallPlan
 from pygraph.calls.entries import Differentiated, Entry, Evaluated, Launched, Recorded, Refused, Stateful, StateRunner
-from pygraph.calls.failed_traces import adds_again, changed_containers, changed_objects, failure_of
+from pygraph.calls.failed_traces import adds_again, changed_objects, failure_of, of_users
 from pygraph.calls.found_answers import TracedProgram
 from pygraph.calls.function import Call, Function
 from pygraph.calls.keys import Key, Keys, form_of, objects_by_value
 from pygraph.calls.memory import check_disjoint, check_updatable
+from pygraph.calls.other_objects import lists_of_others, taken_apart, told_by_value
 from pygraph.calls.outdated_state import outdated_inputs
 from pygraph.calls.own_errors import raise_refused, reason_of_failure
+from pygraph.calls.past_calls import PastCalls
 from pygraph.calls.pipeline import transformed_program, with_unguarded_state
 from pygraph.calls.policy import Policy, Runners
 from pygraph.calls.recompilations import Recompilations
 from pygraph.calls.recording import Recorder
-from pygraph.calls.retries import Traces
 from pygraph.calls.reviews import Reviews
 from pygraph.errors import (
     ContainerChangeError,
@@ -48,40 +46,6 @@ from pygraph.tracing.call_environment import objects_among
 from pygraph.tracing.function_kinds import StateInputs, Traced, WithStateInputs
 from pygraph.tracing.number_uses import UsedNumbers
 from pygraph.transforms.passes import FUSE
-
-
-@dataclasses.dataclass(frozen=True)
-class _Past:
-    """The entries of a key and the traces of its form before a call of that key is compiled.
-
-    Attributes:
-        last: The entry that was used last; None if there was none.
-        form: The part of the key that it has in common with those of other objects.
-        traces: The budget of traces of that form; None if there was none.
-        state: The state that is another one now, so that calls are to take it.
-        moved: An entry of which only tensors have moved.
-    """
-
-    last: Entry | None
-    form: Hashable
-    traces: Traces | None
-    state: StateInputs
-    moved: Recorded | None
-
-    @property
-    def last_refusal(self) -> Refused | None:
-        """The entry that was used last, if it says that calls cannot be traced."""
-        return self.last if isinstance(self.last, Refused) else None
-
-    @property
-    def has_other_objects(self) -> bool:
-        """Whether calls of the form were traced with other objects before."""
-        return self.traces is not None and self.last is None
-
-    @property
-    def was_once(self) -> bool:
-        """Whether the last call could not be traced, and that held for it alone."""
-        return self.last_refusal is not None and self.last_refusal.for_one_call
 
 
 class Compiler:
@@ -149,6 +113,9 @@ class Compiler:
             self._shared.releases.popleft()()
         self._shared.counts.note_compilation()
         past = self._past(key)
+        if past.has_other_objects and self._tells_by_value(key, call, past):
+            key = self._keys.of(call)
+            past = self._past(key)
         if past.state != StateInputs():
             self._cache.entries.drop_all(key)
             return self._add_stateful(key, call, runners, past.state)
@@ -159,6 +126,8 @@ class Compiler:
         if self._cache.is_past_budget(key):
             note = Fallback("the call", f"past the budget of {self._function.options.max_graphs} graphs")
             return Refused(fallbacks=[note])
+        if past.last is None and key.numbers and (lists := lists_of_others(key, self._known_keys(), call)):
+            self._policy.containers_changed(of_users(lists, self._function.fn))
         if past.last is None and (numbered := self._numbered(key, call, runners)) is not None:
             return numbered
         is_new = past.last is None and past.form is key.kind and not self._function.options.strict
@@ -181,13 +150,13 @@ class Compiler:
             del outcome  # the frames of an error lead to this one, and hold what the caller has
 
     def _of_failure(
-        self, key: Key, call: Call, runners: Runners, past: _Past, error: TraceError, seconds: float
+        self, key: Key, call: Call, runners: Runners, past: PastCalls, error: TraceError, seconds: float
     ) -> Entry:
         """The entry of a call whose trace has failed, after so many seconds."""
         if isinstance(error, ContainerChangeError):
-            self._policy.containers_changed(changed_containers(error, self._function.fn))
+            self._policy.containers_changed(of_users(error.containers, self._function.fn))
         if past.has_other_objects and (objects := changed_objects(error, call)):
-            self._policy.containers_changed(objects)
+            self._policy.containers_changed(of_users(objects, self._function.fn))
         if self._is_differentiated(error) and not self._needs_numbers(error):
             key = self._with_used_numbers(key, call, error.used)
             return self._keep(key, call, Differentiated(fallbacks=[]))
@@ -210,7 +179,7 @@ class Compiler:
             return self._add_stateful(key, call, runners, self._policy.numbers_left())
         return self._without_trace(key, call, past, error, seconds)
 
-    def _past(self, key: Key) -> _Past:
+    def _past(self, key: Key) -> PastCalls:
         """Look back at calls of a key, and drop its entries that no call will run again."""
         entries, form = self._cache.entries.of(key), form_of(key.kind)
         last = entries[0] if entries else None
@@ -219,7 +188,24 @@ class Compiler:
         traces, moved = self._cache.traces.get(form), self._cache.make_room(key)
         if traces is not None and (last is not None or form is not key.kind):
             traces.note_outdated(wasted=wasted)
-        return _Past(last, form, traces, state, moved)
+        return PastCalls(last, form, traces, state, moved)
+
+    def _tells_by_value(self, key: Key, call: Call, past: PastCalls) -> bool:
+        """Whether a call has another key from now on, as objects are told by what they hold.
+
+        Raises:
+            ReopenedError: Objects are taken apart from now on.
+        """
+        earlier = next((one for one in reversed(self._known_keys()) if form_of(one.kind) == past.form), None)
+        if earlier is None:
+            return False
+        if objects := taken_apart(key, earlier, call):
+            self._policy.containers_changed(of_users(objects, self._function.fn))
+        return told_by_value(self._function.fn, self._keys, key, earlier, call)
+
+    def _known_keys(self) -> list[Key]:
+        """The keys of the calls that there are entries for, the last one used last."""
+        return [entry.plan.key for entry in self._cache.entries if entry.plan is not None]
 
     def _outdated_state(self, entries: list[Entry]) -> StateInputs:
         """The state that is another one now than in traces, so that calls are to take it."""
@@ -227,7 +213,7 @@ class Compiler:
             return StateInputs()
         return outdated_inputs([e.traced.environment for e in entries if isinstance(e, (Recorded, Evaluated))])
 
-    def _over_budget(self, key: Key, call: Call, past: _Past) -> Entry | None:
+    def _over_budget(self, key: Key, call: Call, past: PastCalls) -> Entry | None:
         """The entry for a call that is not traced, as traces of calls like it come to nothing; None if it is."""
         if past.traces is None or past.traces.allow_another():
             return None
@@ -252,7 +238,7 @@ class Compiler:
 
     # -- with a trace -----------------------------------------------------------------------------------------------
 
-    def _outcome(self, key: Key, call: Call, past: _Past) -> TracedProgram | TraceError:
+    def _outcome(self, key: Key, call: Call, past: PastCalls) -> TracedProgram | TraceError:
         """The trace of a call, and what the passes make of it, or why there is none."""
         function, answers = self._function, self._policy.found_answers
         static = self._keys.leaves_by_value(key, call)
@@ -383,7 +369,7 @@ class Compiler:
 
     # -- without one ------------------------------------------------------------------------------------------------
 
-    def _without_trace(self, key: Key, call: Call, past: _Past, error: TraceError, seconds: float) -> Entry:
+    def _without_trace(self, key: Key, call: Call, past: PastCalls, error: TraceError, seconds: float) -> Entry:
         """The entry for a call whose trace has failed."""
         if self._function.options.strict and not adds_again(error, was_once=past.was_once):
             raise_refused(error, self._function.name)
@@ -403,7 +389,7 @@ class Compiler:
         )  # fmt: skip
         return self._keep(key, call, entry)
 
-    def _state_left_behind(self, past: _Past, error: TraceError) -> StateInputs | None:
+    def _state_left_behind(self, past: PastCalls, error: TraceError) -> StateInputs | None:
         """The state that calls are to take and return, if that is all that is in the way of a trace."""
         last, filled = past.last_refusal, filled_locations(error)
         # One that fills another location than the last time fills a memo, for another key.
@@ -412,7 +398,7 @@ class Compiler:
         is_repeated = past.last is not None and not adds_again(error, was_once=past.was_once)
         return self._policy.state_left_behind(error, is_known=is_repeated or self._function.options.strict)
 
-    def _parts(self, past: _Past, call: Call, runners: Runners, error: TraceError) -> StateRunner | None:
+    def _parts(self, past: PastCalls, call: Call, runners: Runners, error: TraceError) -> StateRunner | None:
         """The runner of a call whose trace has failed, if part of it can be traced."""
         # Calls with an error of their own end in that, and others are graphs as they are.
         if self._function.options.strict or error.is_own or isinstance(error, (DisturbedTraceError, GradientError)):

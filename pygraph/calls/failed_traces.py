@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 from pygraph.calls.function import Call
-from pygraph.errors import ContainerChangeError, StateChangeError, TraceError
+from pygraph.errors import StateChangeError, TraceError
 from pygraph.guards.argument_containers import Change
 from pygraph.guards.locations import Item, Location, filled_locations
 from pygraph.guards.opened import is_openable
@@ -54,15 +55,15 @@ def adds_again(error: TraceError, *, was_once: bool) -> bool:
     return isinstance(error, StateChangeError) and error.fills and not was_once
 
 
-def changed_containers(error: ContainerChangeError, fn: Any) -> dict[str, Change]:
-    """The containers among a user's arguments that a trace has found to change, by their names there.
+def of_users(containers: Mapping[str, Change], fn: Any) -> dict[str, Change]:
+    """Those of some containers that are among a user's arguments, by their names there.
 
     Args:
-        error: The failure.
-        fn: The function that was traced, which may stand for the user's.
+        containers: Containers by their names among the arguments of a function.
+        fn: That function, which may stand for the user's.
     """
     path_of = fn.path if isinstance(fn, Renaming) else str
-    named = {path_of(name): change for name, change in error.containers.items()}
+    named = {path_of(name): change for name, change in containers.items()}
     return {name: change for name, change in named.items() if name.startswith(("args[", "kwargs["))}
 
 

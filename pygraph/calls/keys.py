@@ -4,7 +4,7 @@
 # pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false, reportUnknownMemberType=false
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -18,7 +18,7 @@ from pygraph.guards.tensor_hooks import backward_hooks
 from pygraph.guards.torch_settings import mode_key
 from pygraph.ir.leaves import is_live_number, overlap_groups
 from pygraph.ir.ranges import are_disjoint, holder, span_of
-from pygraph.ir.value_keys import SIMPLE, Identity, Parts, form, structure_key, value_key
+from pygraph.ir.value_keys import SIMPLE, Identity, Parts, form, module_key, structure_key, value_key
 from pygraph.runtime.alignment import ALIGNMENT, alignment_of
 
 
@@ -87,8 +87,8 @@ def flatten_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[An
     return leaves, (len(args), *kwargs)
 
 
-def leaf_keys(leaves: Sequence[Any], static: frozenset[int]) -> tuple[Hashable, ...]:
-    """Per leaf: a tensor's class and layout, a live number's type, or the key of a value."""
+def leaf_keys(leaves: Sequence[Any], static: frozenset[int], by_value: Collection[type] = ()) -> tuple[Hashable, ...]:
+    """Per leaf: a tensor's class and layout, a live number's type, or the key of a value, see `object_key`."""
     keys: list[Hashable] = []
     for index, leaf in enumerate(leaves):
         if isinstance(leaf, torch.Tensor):
@@ -101,16 +101,17 @@ def leaf_keys(leaves: Sequence[Any], static: frozenset[int]) -> tuple[Hashable, 
         elif index not in static and is_live_number(leaf):
             keys.append(leaf.__class__)
         else:
-            keys.append(object_key(leaf, index, is_marked=index in static))
+            keys.append(object_key(leaf, index, by_value, is_marked=index in static))
     return tuple(keys)
 
 
-def object_key(leaf: Any, index: int, *, is_marked: bool) -> Hashable:
+def object_key(leaf: Any, index: int, by_value: Collection[type] = (), *, is_marked: bool) -> Hashable:
     """The key of an argument that is neither a tensor nor a number which is read at every call.
 
     Args:
         leaf: The argument.
         index: Its position among the leaves.
+        by_value: Classes of modules that are told by their attributes, see `module_key`.
         is_marked: Whether the user has marked it as static: then its ``==`` and its hash decide, as in JAX. Else all
             that can be read of it decides, see `value_key`.
 
@@ -120,6 +121,8 @@ def object_key(leaf: Any, index: int, *, is_marked: bool) -> Hashable:
     kind = type(leaf)
     if kind in SIMPLE:
         return (kind, leaf)
+    if kind in by_value:
+        return module_key(leaf)
     if is_opaque(leaf):  # by whatever key, it gives something else at every call
         raise UnhashableError(index)
     if kind is not slice:
@@ -145,6 +148,12 @@ def form_of(kind: HasLeaves) -> object:
 def objects_by_value(kind: Kind) -> frozenset[int]:
     """Positions of the leaves that are objects, and equal to others of which all that can be read is the same."""
     return frozenset(index for index, key in enumerate(kind.leaves) if isinstance(key, Parts))
+
+
+def other_objects(kind: HasLeaves, earlier: HasLeaves) -> frozenset[int]:
+    """Positions of the leaves that are other objects than in an earlier kind of calls of the same form."""
+    leaves = enumerate(zip(kind.leaves, earlier.leaves, strict=True))
+    return frozenset(index for index, (key, before) in leaves if isinstance(key, Identity) and key != before)
 
 
 def _baked_key(key: Hashable, leaf: Any) -> Hashable:
@@ -186,6 +195,9 @@ class Keys:
         static_leaves: The positions of leaves that are static, of ``(args, kwargs)``.
         baked: By kind of call, the leaves whose numbers decide what such calls do.
         pools: The memory of the function's graphs, by device.
+
+    Attributes:
+        by_value: Classes of modules that are told by their attributes, as calls are passed others each time.
     """
 
     def __init__(
@@ -195,6 +207,7 @@ class Keys:
         pools: Mapping[torch.device, object],
     ) -> None:
         self.static_leaves, self._baked, self._pools = static_leaves, baked, pools
+        self.by_value: set[type] = set()
 
     def of(self, call: Call) -> Key:
         """The key of a call.
@@ -204,7 +217,7 @@ class Keys:
         """
         leaves, static = call.leaves, self.static_leaves(call.args, call.kwargs)
         settings = mode_key(self.device_type(leaves))
-        kind = Kind(call.structure, static, leaf_keys(leaves, static), overlap_key(leaves), settings)
+        kind = Kind(call.structure, static, leaf_keys(leaves, static, self.by_value), overlap_key(leaves), settings)
         baked = self._baked.get(kind)
         return Key(kind, tuple([(i, _baked_key(kind.leaves[i], leaves[i])) for i in sorted(baked)]) if baked else ())
 

@@ -25,6 +25,7 @@ from pygraph.ir.paths import argument_path, flatten_with_path
 from pygraph.ir.structures import unflatten
 from pygraph.tracing.function_kinds import Renaming
 from pygraph.tracing.live_arrays import LiveArray
+from pygraph.tracing.live_lists import LiveList
 from pygraph.tracing.results import stays_whole
 from pygraph.tracing.unread_values import UnreadValue
 
@@ -86,7 +87,9 @@ class OpenedFunction(Renaming):
         if call is not None:
             return AsItWas(self.__wrapped__(*call.args, **call.kwargs))
         problems: list[str] = []
-        made = Replicas(functools.partial(_array, problems), lambda name, cls: UnreadValue(name, cls, problems))
+        made = Replicas(
+            functools.partial(_array, problems), _numbers, lambda name, cls: UnreadValue(name, cls, problems)
+        )
         leaves = [made.make(leaf, argument_path(path)) if is_opened(leaf) else leaf for path, leaf in keyed]
         given = unflatten(leaves, tree)
         containers = ContainersBefore(*given)
@@ -99,7 +102,7 @@ class OpenedFunction(Renaming):
             result = None
         if made.read:  # also if it has caught the error
             names = " and ".join(sorted(made.read))
-            text = f"it reads {names}, to which it appends"
+            text = f"it reads {names}, of which nothing was to be read"
             raise ContainerChangeError(text, dict.fromkeys(made.read, Change.CHANGES))
         if problems:
             raise TraceError(problems[0])
@@ -149,6 +152,12 @@ def _array(problems: list[str], name: str, dtype: str, tensor: torch.Tensor) -> 
     if isinstance(tensor, FakeTensor) or is_functorch_wrapped_tensor(tensor):
         return LiveArray(name, dtype, tensor, problems.append)
     return tensor.numpy()
+
+
+def _numbers(name: str, cls: type, tensor: torch.Tensor, note_read: Callable[[], object]) -> Any:
+    """A list of the numbers in a tensor; a live one, where the tensor has no values."""
+    is_live = isinstance(tensor, FakeTensor) or is_functorch_wrapped_tensor(tensor)
+    return LiveList(name, cls, tensor, note_read) if is_live else tensor.tolist()
 
 
 def _check_containers(changed: dict[str, Change], made: Replicas, changing: ChangingContainers) -> None:

@@ -80,7 +80,8 @@ class CallPath:
         module = extension.loaded()
         if module is None or entry.plans >= limits.LIMITS.plans or not is_describable(call.leaves, plan.live):
             return None
-        if has_objects_by_value(call.structure):  # a key of a dict, whose guards are those of an earlier call's
+        # Their guards are those of an earlier call's, also where they are keys of a dict.
+        if has_objects_by_value(call.structure) or has_objects_by_value(plan.key.kind.leaves):
             return None
         most_hits = self._most_hits(entry)
         if most_hits == 0:

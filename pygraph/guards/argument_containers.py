@@ -20,6 +20,8 @@ class Change(enum.Enum):
     GROWS = 1
     """A list is appended to, and nothing is read of it."""
     CHANGES = 2
+    HOLDS_OTHERS = 3
+    """Nothing of a list is changed, but each call is passed one of other numbers."""
 
 
 def is_container(value: Any) -> bool:
@@ -138,7 +140,7 @@ class ChangingContainers:
     def is_new(self, name: str, change: Change) -> bool:
         """Whether less is known of a container's changes."""
         known = self._known.get(name)
-        return known is None or (known is Change.GROWS and change is Change.CHANGES)
+        return known is None or (known is not Change.CHANGES and change is Change.CHANGES)
 
     @property
     def known(self) -> Mapping[str, Change]:

@@ -63,6 +63,18 @@ class Array(NamedTuple):
     dtype: str
 
 
+class Numbers(NamedTuple):
+    """A list of numbers, of which a tensor on the host is a leaf.
+
+    Attributes:
+        number: Its number among the objects of the call.
+        cls: Their class, ``int`` or ``float``.
+    """
+
+    number: int
+    cls: type
+
+
 class Unread(NamedTuple):
     """A value that is not expected to be read: another one makes no other call.
 
@@ -103,7 +115,7 @@ class Node(NamedTuple):
     made_with: Any = None
 
 
-Part = Leaf | Same | Array | Unread | Growing | Node
+Part = Leaf | Same | Array | Numbers | Unread | Growing | Node
 _LEAF = Leaf()
 
 
@@ -151,7 +163,7 @@ class Layout:
 
 
 def _paths(path: str, part: Part) -> Iterator[str]:
-    if isinstance(part, (Leaf, Array)):
+    if isinstance(part, (Leaf, Array, Numbers)):
         yield path
     elif isinstance(part, Node):
         for name, inner in zip([*names_of(part)], part.parts, strict=True):
@@ -348,6 +360,9 @@ class Opening:
         number, cls = self._number(value), type(value)
         if cls is list and (id(value) in self._growing or self._changing.get(name) is Change.GROWS):
             return Growing(number)
+        if self._changing.get(name) is Change.HOLDS_OTHERS and (numbers := numbers_of(value)) is not None:
+            self._leaf(numbers)
+            return Numbers(number, type(value[0]))
         if isinstance(value, dict):
             made_with: Any = getattr(value, "default_factory", None)
             return Node(cls, (), _keys(value.keys()), self._items(value, depth, name), made_with)
@@ -428,6 +443,25 @@ def _keys(names: Iterable[Any]) -> tuple[Any, ...]:
     if any(kind not in SIMPLE for kind, _ in keys):
         raise NotOpenedError
     return keys
+
+
+def numbers_of(value: Any) -> torch.Tensor | None:
+    """A tensor of the numbers in a list; None if there are others than integers alone, or floats alone.
+
+    >>> numbers_of([1, 2]), numbers_of([0.5, 2]), numbers_of([])
+    (tensor([1, 2]), None, None)
+    """
+    kinds = set(map(type, value)) if type(value) is list else set[type]()
+    dtype = _DTYPES.get(kinds.pop()) if len(kinds) == 1 else None
+    if dtype is None:
+        return None
+    try:
+        return torch.tensor(value, dtype=dtype, device="cpu")
+    except (OverflowError, RuntimeError):  # an integer of more than 64 bits
+        return None
+
+
+_DTYPES: dict[type, torch.dtype] = {int: torch.int64, float: torch.float64}
 
 
 def is_openable(leaf: Any) -> bool:

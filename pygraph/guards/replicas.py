@@ -26,7 +26,7 @@ from torch.utils import _pytree as pytree
 from pygraph.errors import TraceError
 from pygraph.guards.growth import GrowingList, added_to, empty
 from pygraph.guards.object_classes import openable
-from pygraph.guards.opened import Array, Growing, Leaf, Node, Opened, Part, Same, Unread, names_of
+from pygraph.guards.opened import Array, Growing, Leaf, Node, Numbers, Opened, Part, Same, Unread, names_of
 from pygraph.ir.structures import unflatten
 
 Owners = tuple[tuple[int, int], ...]
@@ -111,14 +111,21 @@ class Replicas:
 
     Args:
         array: Makes a replica of a NumPy array, of its name, its dtype, and the tensor that shows its memory.
+        numbers: Makes a replica of a list of numbers, of its name, their class, the tensor that shows them, and what is
+            called when they are read.
         unread: Makes a replica of a value that is not expected to be read, of its name and its class.
 
     Attributes:
-        read: The names of lists of which something was read, though they were to grow alone.
+        read: The names of lists of which something was read that was not to be.
     """
 
-    def __init__(self, array: Callable[[str, str, Any], Any], unread: Callable[[str, type], Any]) -> None:
-        self._array, self._unread = array, unread
+    def __init__(
+        self,
+        array: Callable[[str, str, Any], Any],
+        numbers: Callable[[str, type, Any, Callable[[], object]], Any],
+        unread: Callable[[str, type], Any],
+    ) -> None:
+        self._array, self._numbers, self._unread = array, numbers, unread
         self.read: set[str] = set()
         self._made: list[Any] = []
         self._tuples: list[Any] = []
@@ -143,6 +150,8 @@ class Replicas:
             return weakref.ref(made) if part.is_weak else made
         if isinstance(part, Array):
             return self._numbered(self._array(name, part.dtype, next(values)), name)
+        if isinstance(part, Numbers):
+            return self._numbered(self._numbers(name, part.cls, next(values), lambda: self.read.add(name)), name)
         if isinstance(part, Growing):
             return self._numbered(GrowingList([], name, lambda: self.read.add(name)), name)
         return (

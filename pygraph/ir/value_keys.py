@@ -191,6 +191,32 @@ def value_key(value: object, other: Callable[[object], Hashable] = Identity, dep
     )
 
 
+def module_key(module: torch.nn.Module, depth: int = _DEEP) -> Hashable:
+    """A key that is equal for modules of one class that hold the same: numbers, texts, and the very same objects.
+
+    Modules in it are told in this way, too.
+
+    Args:
+        module: The module.
+        depth: How deep modules in modules are followed.
+
+    >>> from torch import nn
+    >>> module_key(nn.MSELoss()) == module_key(nn.MSELoss()), module_key(nn.L1Loss()) == module_key(nn.MSELoss())
+    (True, False)
+    >>> module_key(nn.Linear(1, 1)) == module_key(nn.Linear(1, 1))
+    False
+    """
+    kind = type(module)
+    if depth == 0 or not has_only_attributes(kind):
+        return Identity(module)
+    inner, attributes = functools.partial(_key_in_module, depth=depth - 1), attributes_of(module)
+    return Parts(kind, tuple(attributes), tuple([value_key(value, inner) for value in attributes.values()]))
+
+
+def _key_in_module(value: object, depth: int) -> Hashable:
+    return module_key(value, depth) if isinstance(value, torch.nn.Module) else Identity(value)
+
+
 def form(key: Hashable) -> Hashable:
     """A key with the classes of objects in the place of these objects."""
     if type(key) is Identity:

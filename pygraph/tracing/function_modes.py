@@ -18,6 +18,7 @@ from pygraph.errors import TraceError
 from pygraph.tracing.ctc_losses import CTC_LOSSES, ctc_loss_of
 from pygraph.tracing.indexing import selected, selected_by_live
 from pygraph.tracing.live_arrays import tensor_of, with_tensor_indices
+from pygraph.tracing.live_lists import tensor_of_list, tensor_of_numbers
 from pygraph.tracing.live_numbers import Live
 
 
@@ -71,9 +72,10 @@ class LiveNumbersMode(TorchFunctionMode):
                 device = kwargs.get("device")
                 device = torch.get_default_device() if device is None else torch.device(device)
                 return torch.ops.pygraph.scalar(data, dtype=dtype, device=device)
-        made = tensor_of(func, args, kwargs)
-        if made is not None:
-            return made
+        for make in (tensor_of, tensor_of_list, tensor_of_numbers):
+            made = make(func, args, kwargs)
+            if made is not None:
+                return made
         if func in _TAKE_LEARNING_RATE and isinstance(kwargs["lr"], torch.SymFloat):
             rate = torch.ops.pygraph.scalar(kwargs["lr"], dtype=torch.float32, device=args[0][0].device)
             kwargs = {**kwargs, "lr": rate}

@@ -24,6 +24,7 @@ from torch.utils import _pytree as pytree
 from torch.utils import dlpack
 
 from pygraph.errors import TraceError
+from pygraph.tracing.live_lists import LiveList, index_of_list, index_of_numbers
 from pygraph.tracing.patches import replaced
 
 
@@ -285,7 +286,7 @@ _MAKERS = (torch.tensor, torch.as_tensor, torch.asarray)
 
 
 def with_tensor_indices(index: Any, device: torch.device) -> Any:
-    """An index in which arrays are tensors on a device, to which torch copies them as well, and bytes are masks.
+    """An index in which arrays and lists are tensors on a device, to which torch copies them as well, and bytes masks.
 
     Torch's descriptions do not take bytes (2.11 to 2.13), of which an index has been a mask since before `torch.bool`.
 
@@ -295,9 +296,13 @@ def with_tensor_indices(index: Any, device: torch.device) -> Any:
     """
     if type(index) is LiveArray:
         return _tensor_index(index, device)
+    if type(index) is LiveList:
+        return index_of_list(index, device)
     if isinstance(index, torch.Tensor) and index.dtype == torch.uint8:
         return index.bool()
-    if type(index) is tuple and any(isinstance(one, (LiveArray, torch.Tensor)) for one in index):
+    if type(index) is list and (found := index_of_numbers(index, device)) is not None:
+        return found
+    if type(index) is tuple and any(type(one) in _INDEXING or isinstance(one, torch.Tensor) for one in index):
         return tuple([with_tensor_indices(one, device) for one in index])
     return index
 
@@ -307,6 +312,7 @@ def _tensor_index(array: LiveArray, device: torch.device) -> torch.Tensor:
     return shown.to(device) if shown.dtype in _INDICES else _refuse(array, "its items as indices")
 
 
+_INDEXING = (LiveArray, LiveList, list)
 _INDICES = (torch.int64, torch.int32, torch.bool)
 
 

@@ -90,7 +90,8 @@ def test_an_object_stands_for_no_other(device: torch.device, kind: str) -> None:
             assert torch.equal(fast(x, options), function(x, options))
         for scale in (1.0, 2.0, 3.0):
             assert torch.equal(fast(x, make(scale)), function(x, make(scale)))
-    assert fast.cache_info().captures >= 3
+    # Objects of a class with a hash are taken apart once there was another one: their numbers are arguments then.
+    assert fast.cache_info().captures >= 2
 
 
 @pytest.mark.parametrize("kind", ["dataclass", "class", "number", "key by equality"])

@@ -96,7 +96,8 @@ class AskedNumbers:
             self.groups = {f"({' == '.join(f'n{leaf}' for leaf in leaves)})": leaves for leaves in groups}
             names = {leaf: leaf for leaf in range(len(self._leaves.paths))}
             names.update({leaf: leaves[0] for leaves in groups for leaf in leaves})
-            renamed = [use.renumbered(names) or use for use in uses]
+            known: dict[str, str | None] = {}
+            renamed = [use.renumbered(names, known) or use for use in uses]
             first = {(use.text, use.is_live): use for use in reversed(renamed)}  # others come after more decisions
             uses = [*(NumberUse(text, False) for text in self.groups), *reversed(first.values())]
         return self.give(uses)
@@ -243,7 +244,8 @@ class _Taker(NumberTaker):
 
     def wanted(self, missing: Collection[NumberUse]) -> list[NumberUse]:
         """The part of what a trace has asked for that the function can still be given, of its own leaves."""
-        here = (use.renumbered(self._here) for use in missing)
+        known: dict[str, str | None] = {}
+        here = (use.renumbered(self._here, known) for use in missing)
         return self._asked.wanted([use for use in here if use is not None])
 
 

@@ -32,7 +32,9 @@ class NumberFunction(Renaming):
 
     def path(self, path: str) -> str:
         """The name that reports give to an argument or a result of this function; none for what is not used."""
-        if not path.startswith("args[") or path == "args[0]":
+        if path == "args[0]":
+            return "what is asked of numbers"
+        if not path.startswith("args["):
             return path
         kind, rest = int(path[5:].partition("]")[0]), path.partition("]")[2]
         if kind > 0:

@@ -103,7 +103,7 @@ class OpenedFunction(Renaming):
         if made.read:  # also if it has caught the error
             names = " and ".join(sorted(made.read))
             text = f"it reads {names}, of which nothing was to be read"
-            raise ContainerChangeError(text, dict.fromkeys(made.read, Change.CHANGES))
+            raise ContainerChangeError(text, made.read)
         if problems:
             raise TraceError(problems[0])
         _check_containers(containers.changed(made.is_one), made, self._changing)

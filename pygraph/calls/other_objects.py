@@ -22,6 +22,9 @@ from pygraph.guards.opened import is_openable, numbers_of
 from pygraph.ir.paths import argument_path, flatten_with_path
 from pygraph.tracing.call_environment import objects_among, reached_besides
 
+# Fewer numbers in a list are arguments each, which may be sizes.
+_FEWEST = 16
+
 
 def taken_apart(key: Key, earlier: Key, call: Call) -> dict[str, Change]:
     """The objects of a call that are to be taken apart, by name, as an earlier call like it was passed others."""
@@ -54,7 +57,8 @@ def lists_of_others(key: Key, earlier: Iterable[Key], call: Call) -> dict[str, C
     return {
         name: Change.HOLDS_OTHERS
         for name, value in containers_among(call.args, call.kwargs)
-        if numbers_of(value) is not None and any(f"{name}[{index}]" in names for index in range(len(value)))
+        if len(value) >= _FEWEST and numbers_of(value) is not None
+        if any(f"{name}[{index}]" in names for index in range(len(value)))
     }
 
 

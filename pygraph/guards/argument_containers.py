@@ -22,6 +22,8 @@ class Change(enum.Enum):
     CHANGES = 2
     HOLDS_OTHERS = 3
     """Nothing of a list is changed, but each call is passed one of other numbers."""
+    IS_READ = 4
+    """Nor is it changed, but the numbers themselves are needed, so it is nothing but its items."""
 
 
 def is_container(value: Any) -> bool:
@@ -118,6 +120,15 @@ def _begins_with(items: list[Any], before: list[Any]) -> bool:
     return all(a is b for a, b in zip(items, before, strict=False))
 
 
+_NEW_AFTER = {
+    Change.GROWS: {Change.CHANGES},
+    Change.CHANGES: set[Change](),
+    Change.HOLDS_OTHERS: {Change.CHANGES, Change.IS_READ},
+    Change.IS_READ: {Change.GROWS, Change.CHANGES},
+}
+"""The changes of a container that say more than what is known of it."""
+
+
 class ChangingContainers:
     """The containers that calls of a function are known to change.
 
@@ -127,20 +138,22 @@ class ChangingContainers:
 
     def __init__(self, most: int) -> None:
         self._most = most
+        self._noted: dict[str, Change] = {}
         self._known: dict[str, Change] = {}
 
     def note(self, changed: Mapping[str, Change]) -> bool:
         """Note changes that a trace has found; whether any of them was not known."""
         new = {name: change for name, change in changed.items() if self.is_new(name, change)}
-        if not new or len(self._known.keys() | new.keys()) > self._most:
+        if not new or len(self._noted.keys() | new.keys()) > self._most:
             return False
-        self._known.update(new)
+        self._noted.update(new)
+        self._known = {name: change for name, change in self._noted.items() if change is not Change.IS_READ}
         return True
 
     def is_new(self, name: str, change: Change) -> bool:
         """Whether less is known of a container's changes."""
-        known = self._known.get(name)
-        return known is None or (known is not Change.CHANGES and change is Change.CHANGES)
+        known = self._noted.get(name)
+        return known is None or change in _NEW_AFTER[known]
 
     @property
     def known(self) -> Mapping[str, Change]:

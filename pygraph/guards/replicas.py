@@ -12,6 +12,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import enum
+import functools
 import gc
 import inspect
 import operator
@@ -24,6 +25,7 @@ from typing import Any, NamedTuple
 from torch.utils import _pytree as pytree
 
 from pygraph.errors import TraceError
+from pygraph.guards.argument_containers import Change
 from pygraph.guards.growth import GrowingList, added_to, empty
 from pygraph.guards.object_classes import openable
 from pygraph.guards.opened import Array, Growing, Leaf, Node, Numbers, Opened, Part, Same, Unread, names_of
@@ -116,7 +118,7 @@ class Replicas:
         unread: Makes a replica of a value that is not expected to be read, of its name and its class.
 
     Attributes:
-        read: The names of lists of which something was read that was not to be.
+        read: What is known by now of lists of which something was read that was not to be, by their names.
     """
 
     def __init__(
@@ -126,7 +128,7 @@ class Replicas:
         unread: Callable[[str, type], Any],
     ) -> None:
         self._array, self._numbers, self._unread = array, numbers, unread
-        self.read: set[str] = set()
+        self.read: dict[str, Change] = {}
         self._made: list[Any] = []
         self._tuples: list[Any] = []
         self._names: list[str] = []
@@ -151,14 +153,19 @@ class Replicas:
         if isinstance(part, Array):
             return self._numbered(self._array(name, part.dtype, next(values)), name)
         if isinstance(part, Numbers):
-            return self._numbered(self._numbers(name, part.cls, next(values), lambda: self.read.add(name)), name)
+            return self._numbered(
+                self._numbers(name, part.cls, next(values), lambda: self._note_read(name, Change.IS_READ)), name
+            )
         if isinstance(part, Growing):
-            return self._numbered(GrowingList([], name, lambda: self.read.add(name)), name)
+            return self._numbered(GrowingList([], name, functools.partial(self._note_read, name, Change.CHANGES)), name)
         return (
             self._numbered(self._unread(name, part.cls), name)
             if isinstance(part, Unread)
             else self._node(part, values, name)
         )
+
+    def _note_read(self, name: str, change: Change) -> None:
+        self.read[name] = change
 
     def _node(self, node: Node, values: Iterator[Any], name: str) -> Any:
         inner = zip(node.parts, names_of(node), strict=True)

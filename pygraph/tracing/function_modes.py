@@ -18,7 +18,7 @@ from pygraph.errors import TraceError
 from pygraph.tracing.ctc_losses import CTC_LOSSES, ctc_loss_of
 from pygraph.tracing.indexing import selected, selected_by_live
 from pygraph.tracing.live_arrays import tensor_of, with_tensor_indices
-from pygraph.tracing.live_lists import tensor_of_list, tensor_of_numbers
+from pygraph.tracing.live_lists import ListIndices, tensor_of_list
 from pygraph.tracing.live_numbers import Live
 
 
@@ -63,6 +63,10 @@ class LiveNumbersMode(TorchFunctionMode):
     value only a run knows is recorded as a selection, as torch would ask for the value.
     """
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._lists = ListIndices()
+
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func in (torch.tensor, torch.as_tensor, torch.scalar_tensor) and args:
@@ -72,7 +76,7 @@ class LiveNumbersMode(TorchFunctionMode):
                 device = kwargs.get("device")
                 device = torch.get_default_device() if device is None else torch.device(device)
                 return torch.ops.pygraph.scalar(data, dtype=dtype, device=device)
-        for make in (tensor_of, tensor_of_list, tensor_of_numbers):
+        for make in (tensor_of, tensor_of_list):
             made = make(func, args, kwargs)
             if made is not None:
                 return made
@@ -86,7 +90,7 @@ class LiveNumbersMode(TorchFunctionMode):
                 if isinstance(position, torch.SymInt):
                     bool(position < 0)
         if func in _INDEXED:
-            args = (args[0], with_tensor_indices(args[1], args[0].device), *args[2:])
+            args = (args[0], with_tensor_indices(args[1], args[0].device, self._lists), *args[2:])
         if func is torch.Tensor.__getitem__ and (found := selected(args[0], args[1])) is not None:
             view, rest = found
             return view[rest] if rest else view

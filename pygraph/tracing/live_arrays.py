@@ -24,7 +24,7 @@ from torch.utils import _pytree as pytree
 from torch.utils import dlpack
 
 from pygraph.errors import TraceError
-from pygraph.tracing.live_lists import LiveList, index_of_list, index_of_numbers
+from pygraph.tracing.live_lists import ListIndices, LiveList
 from pygraph.tracing.patches import replaced
 
 
@@ -131,6 +131,15 @@ class LiveArray:
         """As of the array."""
         copied = self._tensor.clone(memory_format=torch.contiguous_format)  # NumPy's order, unless another is asked for
         return _refuse(self, "copy") if order else self._like(copied)
+
+    def tolist(self) -> Any:
+        """As of the array: nested lists of live numbers."""
+        return self._tensor.tolist() if self._dtype.kind in "iuf" else _refuse(self, "tolist")
+
+    def item(self, *index: Any) -> Any:
+        """As of the array, if there is a single item: a live number."""
+        is_number = not index and self.size == 1 and self._dtype.kind in "iuf"
+        return self._tensor.reshape(()).item() if is_number else _refuse(self, "item")
 
     def astype(self, dtype: Any, **options: Any) -> Any:
         """As of the array, where a number becomes the same one, or a rounded float."""
@@ -285,7 +294,7 @@ def tensor_of(func: Any, args: Any, kwargs: dict[str, Any]) -> torch.Tensor | No
 _MAKERS = (torch.tensor, torch.as_tensor, torch.asarray)
 
 
-def with_tensor_indices(index: Any, device: torch.device) -> Any:
+def with_tensor_indices(index: Any, device: torch.device, lists: ListIndices) -> Any:
     """An index in which arrays and lists are tensors on a device, to which torch copies them as well, and bytes masks.
 
     Torch's descriptions do not take bytes (2.11 to 2.13), of which an index has been a mask since before `torch.bool`.
@@ -293,17 +302,16 @@ def with_tensor_indices(index: Any, device: torch.device) -> Any:
     Args:
         index: What a tensor is indexed by, perhaps a tuple.
         device: The device of that tensor.
+        lists: The indices of the trace that are lists.
     """
     if type(index) is LiveArray:
         return _tensor_index(index, device)
-    if type(index) is LiveList:
-        return index_of_list(index, device)
     if isinstance(index, torch.Tensor) and index.dtype == torch.uint8:
         return index.bool()
-    if type(index) is list and (found := index_of_numbers(index, device)) is not None:
+    if type(index) in (list, LiveList) and (found := lists.of(index, device)) is not None:
         return found
     if type(index) is tuple and any(type(one) in _INDEXING or isinstance(one, torch.Tensor) for one in index):
-        return tuple([with_tensor_indices(one, device) for one in index])
+        return tuple([with_tensor_indices(one, device, lists) for one in index])
     return index
 
 

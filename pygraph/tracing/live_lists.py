@@ -2,15 +2,16 @@
 
 Where each call is passed a list of other numbers (indices of a minibatch, returns of an episode), one tensor on the
 host stands for them. Its replica passes for a ``list`` (``isinstance``), knows its length, gives a tensor to
-`torch.tensor` and `torch.as_tensor`, is an index of tensors, and its items and parts are live as well. Whatever else is
-done with it needs the numbers themselves, which it notes. It is no list, so that code in C has to ask it.
+`torch.tensor` and `torch.as_tensor`, and is an index of tensors. Whatever else is
+done with it or with its items needs the numbers themselves, which it notes. It is no list, so that code in C has to ask
+it.
 """
 
 # Lists hold values of any type.
 # pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false, reportUnknownMemberType=false
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import torch
@@ -41,20 +42,11 @@ class LiveList:
         return self._tensor.shape[0]
 
     def __getitem__(self, index: Any) -> Any:
-        if type(index) is slice and all(one is None or type(one) is int for one in (index.start, index.stop)):
-            if index.step is None:
-                return LiveList(self._name, self._kind, self._tensor[index], self._note_read)
-        elif type(index) is int:
-            if not -len(self) <= index < len(self):
-                raise IndexError("list index out of range")
-            return self._tensor[index].item()
-        return _refuse(self)
-
-    def __iter__(self) -> Iterator[Any]:
-        return (self[index] for index in range(len(self)))
-
-    def __reversed__(self) -> Iterator[Any]:
-        return (self[index] for index in reversed(range(len(self))))
+        if type(index) is not int:
+            return _refuse(self)
+        if not -len(self) <= index < len(self):
+            raise IndexError("list index out of range")
+        return _Item(self)  # torch looks at the items of what indexes a tensor, to know whether it is several indices
 
     def __getattr__(self, name: str) -> Any:
         if not hasattr(list, name):
@@ -69,68 +61,86 @@ def _refuse(array: LiveList, *_: Any, **__: Any) -> NoReturn:
 
 
 for _name in (
-    "__setitem__", "__delitem__", "__contains__", "__add__", "__radd__", "__mul__", "__rmul__", "__iadd__", "__imul__",
-    "__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__repr__", "__str__", "__format__", "__reduce_ex__",
-    "__copy__", "__deepcopy__", "__sizeof__", "__array__", "__index__",
+    "__setitem__", "__delitem__", "__contains__", "__iter__", "__reversed__", "__add__", "__radd__", "__mul__",
+    "__rmul__", "__iadd__", "__imul__", "__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__repr__",
+    "__str__", "__format__", "__reduce_ex__", "__copy__", "__deepcopy__", "__sizeof__", "__array__", "__index__",
 ):  # fmt: skip
     setattr(LiveList, _name, _refuse)
 
 
+class _Item:
+    """A number of a live list, which may be passed on but not be looked at."""
+
+    __slots__ = ("_list",)
+
+    def __init__(self, numbers: LiveList) -> None:
+        self._list = numbers
+
+    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
+        _refuse(self._list)
+
+
+_OF_ITEMS = ({*dir(int), *dir(float)} - {*dir(object)}) | {"__eq__", "__ne__", "__repr__", "__str__", "__format__"}
+for _name in (*_OF_ITEMS, "__hash__", "__reduce_ex__"):
+    setattr(_Item, _name, _Item._refuse)  # pyright: ignore[reportPrivateUsage]
+
+
 def tensor_of_list(func: Any, args: Any, kwargs: dict[str, Any]) -> torch.Tensor | None:
-    """The tensor that a function of torch's makes of a live list; None if it is another function, or of others."""
-    if func not in _MAKERS or not args or type(args[0]) is not LiveList:
+    """The tensor that a function of torch's makes of a list with live numbers; None if there are none, or others."""
+    if func not in _MAKERS:
         return None
-    if func is torch.as_tensor:
-        kwargs = {**dict(zip(("dtype", "device"), args[1:], strict=False)), **kwargs}
-    elif len(args) > 1:
-        return None  # torch says what is wrong
-    kind, tensor = args[0].__dict__["_kind"], args[0].__dict__["_tensor"]
-    dtype = kwargs.get("dtype") or (torch.int64 if kind is int else torch.get_default_dtype())
-    # Of others, torch looks whether they can hold each number.
-    if not kwargs.keys() <= {"dtype", "device"} or dtype not in _DTYPES[kind]:
-        _refuse(args[0])
-    device = kwargs.get("device")
-    device = torch.get_default_device() if device is None else torch.device(device)
+    options = dict(zip(_OPTIONS[func], args, strict=False)) | kwargs
+    values = options.get("data")
+    if type(values) is LiveList:
+        return _of_live(values, options)
+    if type(values) not in _SEQUENCES or not options.keys() <= {"self", "data", "dtype", "device"}:
+        return None
+    shape = _shape_of(values)
+    numbers = _items(values, shape)
+    if len(numbers) > _MOST or not any(isinstance(one, _LIVE) for one in numbers):
+        return None
+    if not all(type(one) in _PLAIN or isinstance(one, _LIVE) for one in numbers):
+        return None
+    is_float = any(isinstance(one, (float, torch.SymFloat)) for one in numbers)
+    dtype, device = _given(options, float if is_float else int)
+    return None if dtype is None else _stacked(numbers, dtype).view(shape).to(device)
+
+
+def _of_live(values: LiveList, options: dict[str, Any]) -> torch.Tensor:
+    kind, tensor = values.__dict__["_kind"], values.__dict__["_tensor"]
+    dtype, device = _given(options, kind)
+    if dtype is None or not options.keys() <= {"self", "data", "dtype", "device"}:
+        _refuse(values)
     return tensor.to(device=device, dtype=dtype, copy=True)
 
 
-def tensor_of_numbers(func: Any, args: Any, kwargs: dict[str, Any]) -> torch.Tensor | None:
-    """The tensor that a function of torch's makes of a list with live numbers; None if there are none, or others."""
-    if func not in _MAKERS or len(args) != 1 or not kwargs.keys() <= {"dtype", "device"}:
-        return None
-    found = _flattened(args[0])
-    if found is None:
-        return None
-    shape, numbers = found
-    kinds = {kind for one in numbers for kind in _KINDS if isinstance(one, kind)}
-    is_float = not kinds.isdisjoint((float, torch.SymFloat))
-    dtype = kwargs.get("dtype") or (torch.get_default_dtype() if is_float else torch.int64)
-    if dtype not in _DTYPES[float if is_float else int]:
-        return None
-    device = kwargs.get("device")
-    return _stacked(numbers, dtype).view(shape).to(torch.get_default_device() if device is None else device)
+def _given(options: dict[str, Any], kind: type) -> tuple[torch.dtype | None, torch.device]:
+    """The dtype and the device of a tensor of numbers; no dtype if torch looks whether that can hold each of them."""
+    like: Any = options.get("self")
+    dtype, device = options.get("dtype"), options.get("device")
+    if dtype is None:
+        dtype = like.dtype if like is not None else torch.int64 if kind is int else torch.get_default_dtype()
+    if device is None:
+        device = torch.get_default_device() if like is None else like.device
+    return dtype if dtype in _DTYPES[kind] else None, torch.device(device)
 
 
-def _flattened(values: Any) -> tuple[tuple[int, ...], list[Any]] | None:
-    """The shape and the numbers of nested lists, if some of them are live and not too many; else None."""
+def _shape_of(values: Any) -> list[int]:
+    """The lengths of nested lists, by the first item of each."""
     shape: list[int] = []
-    while type(values) in _SEQUENCES and values:
+    while type(values) in _SEQUENCES:
         shape.append(len(values))
-        if any(type(one) in _SEQUENCES for one in values):
-            if not all(type(one) in _SEQUENCES and len(one) == len(values[0]) for one in values):
-                return None
-            values = [item for one in values for item in one]
-            shape[-1:] = [shape[-1]]
-            continue
-        break
-    if not shape or type(values) not in _SEQUENCES or len(values) > _MOST:
-        return None
-    if not all(type(one) in _PLAIN or isinstance(one, _LIVE) for one in values):
-        return None
-    if not any(isinstance(one, _LIVE) for one in values):
-        return None
-    sizes = [shape[0], *(after // before for before, after in zip(shape, shape[1:], strict=False))]
-    return tuple(sizes), list(values)
+        values = values[0] if values else None
+    return shape
+
+
+def _items(values: Any, shape: list[int]) -> list[Any]:
+    """The items of nested lists of a shape; None for a list that has another one."""
+    if not shape:
+        return [values]
+    if type(values) not in _SEQUENCES or len(values) != shape[0]:
+        return [None]
+    return [item for one in values for item in _items(one, shape[1:])]
 
 
 def _stacked(numbers: list[Any], dtype: torch.dtype) -> torch.Tensor:
@@ -139,11 +149,13 @@ def _stacked(numbers: list[Any], dtype: torch.dtype) -> torch.Tensor:
     return torch.stack([torch.ops.pygraph.scalar(one, dtype=dtype, device=host) for one in numbers])
 
 
-_MAKERS = (torch.tensor, torch.as_tensor)
+_OPTIONS: dict[Any, tuple[str, ...]] = {
+    torch.tensor: ("data",), torch.as_tensor: ("data", "dtype", "device"), torch.Tensor.new_tensor: ("self", "data"),
+}  # fmt: skip
+_MAKERS = frozenset(_OPTIONS)
 _SEQUENCES = (list, tuple)
 _PLAIN = (int, float, bool)
 _LIVE = (torch.SymInt, torch.SymFloat)
-_KINDS = (int, float, *_LIVE)
 
 # More items of a list are no operations of their own.
 _MOST = 1024
@@ -153,15 +165,21 @@ _DTYPES = {
 }
 
 
-def index_of_list(numbers: LiveList, device: torch.device) -> torch.Tensor:
-    """The tensor on a device that a live list is as an index."""
-    return numbers.__dict__["_tensor"].to(device) if numbers.__dict__["_kind"] is int else _refuse(numbers)
+class ListIndices:
+    """The tensors that lists of live integers are as indices, one for all uses of the same numbers in a trace."""
 
+    def __init__(self) -> None:
+        self._known: dict[Any, tuple[torch.Tensor, list[Any]]] = {}
 
-def index_of_numbers(index: Any, device: torch.device) -> torch.Tensor | None:
-    """The tensor on a device that a list with live integers is as an index; None if there are none, or others."""
-    if type(index) is not list or len(index) > _MOST or not any(isinstance(one, torch.SymInt) for one in index):
-        return None
-    if not all(type(one) is int or isinstance(one, torch.SymInt) for one in index):
-        return None
-    return _stacked(index, torch.int64).to(device)
+    def of(self, index: Any, device: torch.device) -> torch.Tensor | None:
+        """The tensor on a device that a list with live integers is; None if it has none, or others."""
+        if type(index) is LiveList:
+            return index.__dict__["_tensor"].to(device) if index.__dict__["_kind"] is int else _refuse(index)
+        if type(index) is not list or len(index) > _MOST or not any(isinstance(one, torch.SymInt) for one in index):
+            return None
+        if not all(type(one) is int or isinstance(one, torch.SymInt) for one in index):
+            return None
+        key = (device, *map(id, index))
+        if key not in self._known:
+            self._known[key] = _stacked(index, torch.int64).to(device), list(index)  # which holds the numbers
+        return self._known[key][0]

@@ -47,19 +47,24 @@ class NumberUse:
         """The leaves of the numbers that it is made of."""
         return frozenset(int(name[1]) for name in NAME.finditer(self.text))
 
-    def renumbered(self, leaves: Mapping[int, int]) -> NumberUse | None:
+    def renumbered(self, leaves: Mapping[int, int], known: dict[str, str | None] | None = None) -> NumberUse | None:
         """Return this use, of other leaves; None if it is made of others than those.
 
         Args:
             leaves: By leaf, what its number is to be.
+            known: Texts in this way, to which more are added: each of many uses has those before it.
 
         >>> NumberUse("n2 % 4", True, (("n3 > 0", True), ("n2 > 0", True))).renumbered({2: 0})
         NumberUse(text='n0 % 4', is_live=True, before=(('n0 > 0', True),))
         """
-        text = _renumbered(self.text, leaves)
+        known = {} if known is None else known
+        for one in (self.text, *(old for old, _ in self.before)):
+            if one not in known:
+                known[one] = _renumbered(one, leaves)
+        text = known[self.text]
         if text is None:
             return None
-        before = [(one, outcome) for old, outcome in self.before if (one := _renumbered(old, leaves)) is not None]
+        before = [(one, outcome) for old, outcome in self.before if (one := known[old]) is not None]
         return NumberUse(text, self.is_live, tuple(before))
 
 

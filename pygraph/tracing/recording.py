@@ -75,6 +75,7 @@ from pygraph.tracing.proxy_trace import proxy_trace
 from pygraph.tracing.recurrent import RecurrentLayersMode
 from pygraph.tracing.refusals import Refusals
 from pygraph.tracing.results import Results, containers_from_before, graph_values
+from pygraph.tracing.samplers import samplers_served
 from pygraph.tracing.settings import SettingsWatch, forget_cached_fakes
 from pygraph.tracing.toggles import Toggles, flag_of
 from pygraph.tracing.torch_errors import in_words, translation
@@ -268,7 +269,7 @@ class _Watches:
         with (
             self._accumulations.watched(self._environment.differentiable), fake_tracing(arguments.mode),
             torch.inference_mode(False), torch.set_grad_enabled(grad),
-            texts_noticed(arguments.uses), numpy_served(), arrays_served(),
+            texts_noticed(arguments.uses), numpy_served(), arrays_served(), samplers_served(),
             self.generators.watched(), self.iterators.hidden(), self.questions.noticed(),
         ):  # fmt: skip
             yield

@@ -13,7 +13,7 @@ from pygraph.calls.found_answers import TracedProgram
 from pygraph.calls.function import Call, Function
 from pygraph.calls.keys import Key, Keys, form_of, objects_by_value
 from pygraph.calls.memory import check_disjoint, check_updatable
-from pygraph.calls.other_objects import lists_of_others, taken_apart, told_by_value
+from pygraph.calls.other_objects import compares_by_value, lists_of_others, to_be_opened
 from pygraph.calls.outdated_state import outdated_inputs
 from pygraph.calls.own_errors import raise_refused, reason_of_failure
 from pygraph.calls.past_calls import PastCalls
@@ -199,9 +199,9 @@ class Compiler:
         earlier = next((one for one in reversed(self._known_keys()) if form_of(one.kind) == past.form), None)
         if earlier is None:
             return False
-        if objects := taken_apart(key, earlier, call):
+        if objects := to_be_opened(key, earlier, call):
             self._policy.containers_changed(of_users(objects, self._function.fn))
-        return told_by_value(self._function.fn, self._keys, key, earlier, call)
+        return compares_by_value(self._function.fn, self._keys, key, earlier, call)
 
     def _known_keys(self) -> list[Key]:
         """The keys of the calls that there are entries for, the last one used last."""

@@ -56,7 +56,7 @@ def adds_again(error: TraceError, *, was_once: bool) -> bool:
 
 
 def of_users(containers: Mapping[str, Change], fn: Any) -> dict[str, Change]:
-    """Those of some containers that are among a user's arguments, by their names there.
+    """The part of some containers that is among a user's arguments, by its names there.
 
     Args:
         containers: Containers by their names among the arguments of a function.

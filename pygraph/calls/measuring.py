@@ -97,7 +97,7 @@ def example_leaves(program: Program) -> list[Any]:
         flat = tensor.as_strided((descriptor.spec.span,), (1,))
         is_index = descriptor.leaf in indices
         if not is_index and (tensor.dtype.is_floating_point or tensor.dtype.is_complex):
-            flat.copy_(torch.randn(flat.shape, dtype=torch.float32).to(flat.dtype))
+            flat.copy_(torch.randn(flat.shape, dtype=torch.float32, device="cpu").to(flat.dtype))
         else:
             flat.zero_()
         leaves[descriptor.leaf] = tensor

@@ -18,8 +18,9 @@ from pygraph.calls.policy import ClosedError, Policy, ReopenedError
 from pygraph.errors import FallbackError, TraceError
 from pygraph.guards.argument_containers import Change, ContainersBefore, containers_among
 from pygraph.guards.environment import Environment
+from pygraph.guards.layouts import Layout
 from pygraph.guards.object_classes import names_in_methods
-from pygraph.guards.opened import Layout, NotOpenedError, Opened, Opening, is_openable
+from pygraph.guards.opened import NotOpenedError, Opened, Opening, is_openable
 from pygraph.ir.paths import argument_path, flatten_with_path
 from pygraph.ir.structures import unflatten
 from pygraph.process.reentrancy import here

@@ -26,7 +26,7 @@ from pygraph.tracing.call_environment import objects_among, reached_besides
 _FEWEST = 16
 
 
-def taken_apart(key: Key, earlier: Key, call: Call) -> dict[str, Change]:
+def to_be_opened(key: Key, earlier: Key, call: Call) -> dict[str, Change]:
     """The objects of a call that are to be taken apart, by name, as an earlier call like it was passed others."""
     others = other_objects(key.kind, earlier.kind)
     keyed, _ = flatten_with_path((call.args, call.kwargs))
@@ -62,7 +62,7 @@ def lists_of_others(key: Key, earlier: Iterable[Key], call: Call) -> dict[str, C
     }
 
 
-def told_by_value(fn: Callable[..., Any], keys: Keys, key: Key, earlier: Key, call: Call) -> bool:
+def compares_by_value(fn: Callable[..., Any], keys: Keys, key: Key, earlier: Key, call: Call) -> bool:
     """Have modules of a call be told by their attributes, as an earlier call like it was passed others.
 
     Not if the function can tell them from others by their identity, as it reaches modules of that class itself.
@@ -92,7 +92,7 @@ def _holds_tensors(module: torch.nn.Module) -> bool:
 
 
 def _reached(fn: Callable[..., Any], classes: Iterable[type], others: list[Any], call: Call) -> Iterable[type]:
-    """Those of the classes of which the function may compare objects with other ones."""
+    """The part of some classes of which the function may compare objects with other ones."""
     given = objects_among(call.args, call.kwargs)
     try:
         environment = reached_besides(fn, (*(one for one in given.values() if not _is_among(one, others)),), {})

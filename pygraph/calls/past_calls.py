@@ -1,4 +1,4 @@
-"""What there was of a kind of calls, and of calls of the same form, before one is compiled."""
+"""Past calls of a kind, and of the same form, as a new one of them is compiled."""
 
 from __future__ import annotations
 

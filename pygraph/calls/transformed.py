@@ -34,8 +34,14 @@ S = TypeVar("S")
 _PLAIN_PASSES = frozenset({"devicify", "fuse", "indirect", "graphify", "select"})
 
 
-class Transformed(Generic[P, R]):
+class _WithAttributes:
+    """An object with attributes of its own, whatever its class makes of ``__dict__``."""
+
+
+class Transformed(_WithAttributes, Generic[P, R]):
     """A function with a stack of transforms; call it as the function itself.
+
+    Attributes that users set, read and delete are the function's, which may read them by its own name.
 
     Args:
         fn: The function or module.
@@ -179,17 +185,41 @@ class Transformed(Generic[P, R]):
             return path
         return type(self), (self.fn, self.passes, self.options, self._composition)
 
+    @property
+    def __dict__(self) -> dict[str, Any]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        # ``functools.wraps`` copies it, as it does that of a function.
+        return getattr(self.fn, "__dict__", {})
+
     def __getattr__(self, name: str) -> Any:
         # For torch.export, the forward of a module has code (2.11 to 2.13).
-        if (name.startswith("__") and name != "__code__") or "fn" not in self.__dict__:
+        if (name.startswith("__") and name != "__code__") or "fn" not in _own(self):
             raise AttributeError(name)
         return getattr(self.fn, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _OWN or name.startswith("__") or hasattr(type(self), name):
+            object.__setattr__(self, name, value)
+            return
+        try:
+            setattr(self.fn, name, value)
+        except AttributeError:  # a method, which has none
+            object.__setattr__(self, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        if name in _own(self):
+            object.__delattr__(self, name)
+        else:
+            delattr(self.fn, name)
 
     def __repr__(self) -> str:
         inner = self.engine.name
         for one in self.passes:
             inner = f"{one.name}({inner})"
         return f"<pygraph {inner}>"
+
+
+_own: Callable[[Any], dict[str, Any]] = vars(_WithAttributes)["__dict__"].__get__
+_OWN = frozenset({"fn", "passes", "options", "engine", "donation", "_pace", "_composition", "_native"})
 
 
 class BoundMethod(functools.partial[R], Generic[Q, R]):

@@ -45,7 +45,7 @@ class Consumed:
         if self.tree is None:
             return self.argument
         # Of tensors, as classes may look at what they are made of.
-        made = pytree.tree_unflatten([torch.empty(0) for _ in range(self.tree.num_leaves)], self.tree)
+        made = pytree.tree_unflatten([torch.empty(0, device="cpu") for _ in range(self.tree.num_leaves)], self.tree)
         parts, _ = flatten_with_path(made)
         return self.argument + pytree.keystr(parts[self.part][0])
 

@@ -27,8 +27,9 @@ from torch.utils import _pytree as pytree
 from pygraph.errors import TraceError
 from pygraph.guards.argument_containers import Change
 from pygraph.guards.growth import GrowingList, added_to, empty
+from pygraph.guards.layouts import Array, Growing, Leaf, Node, Numbers, Part, Same, Unread, names_of
 from pygraph.guards.object_classes import openable
-from pygraph.guards.opened import Array, Growing, Leaf, Node, Numbers, Opened, Part, Same, Unread, names_of
+from pygraph.guards.opened import Opened
 from pygraph.ir.structures import unflatten
 
 Owners = tuple[tuple[int, int], ...]

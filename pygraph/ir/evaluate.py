@@ -174,7 +174,7 @@ def bind(program: ProgramFields, leaves: Sequence[Any]) -> tuple[list[Any], dict
                     assert isinstance(slot.of, (Argument, Base))
                     tensor = input_value(slot.of, leaves)
                 addresses.append(tensor.data_ptr())
-            values.append(torch.tensor(addresses, dtype=torch.int64))
+            values.append(torch.tensor(addresses, dtype=torch.int64, device="cpu"))
         else:
             values.append(input_value(descriptor, leaves))
     return values, stored

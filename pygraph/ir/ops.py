@@ -221,7 +221,7 @@ def _scalar(value: Number, *, dtype: torch.dtype, device: torch.device) -> torch
 def _converted(value: Number, dtype: torch.dtype) -> Number:
     if dtype.is_floating_point and isinstance(value, float):
         return math.copysign(math.inf, value)
-    return torch.tensor(value).to(dtype).item()
+    return torch.tensor(value, device="cpu").to(dtype).item()
 
 
 def _scalar_fake(value: Number, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:

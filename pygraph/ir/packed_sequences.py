@@ -62,7 +62,7 @@ def _unpacked_fake(
 
 
 def _lengths(batch_sizes: torch.Tensor, batch: int) -> torch.Tensor:
-    return (batch_sizes[None] > torch.arange(batch)[:, None]).sum(1)
+    return (batch_sizes[None] > torch.arange(batch, device="cpu")[:, None]).sum(1)
 
 
 def _lengths_fake(batch_sizes: torch.Tensor, batch: int) -> torch.Tensor:

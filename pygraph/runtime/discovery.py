@@ -318,7 +318,9 @@ class Discovery:
             name = str(dtype).removeprefix("torch.")
             if name not in LIVE_DTYPES:
                 raise RefusedError(op, f"a live number of {name} cannot be told apart in a kernel's parameters")
-            encoded = [torch.tensor(values[position], dtype=dtype).numpy().tobytes() for values in sentinels]
+            encoded = [
+                torch.tensor(values[position], dtype=dtype, device="cpu").numpy().tobytes() for values in sentinels
+            ]
             words = value_words(nodes, nodes_again, op, position, encoded[0], encoded[1], name)
             if len(words) != 1:
                 raise RefusedError(op, f"its number was found {len(words)} times in the kernel's parameters")

@@ -204,7 +204,7 @@ def _encoded(ctype: Any, number: float) -> bytes:
         OverflowError: An integer that has been computed is none of 64 bits; or a ValueError, as eager has it.
     """
     if type(number) is int and not -(1 << 63) <= number < 1 << 63:
-        torch.zeros(()).mul(number)  # raises what operations of torch's raise
+        torch.zeros((), device="cpu").mul(number)  # raises what operations of torch's raise
     return bytes(ctype(number if ctype in _REALS else int(number)))
 
 

@@ -108,7 +108,7 @@ def stored_attribute(result: torch.Tensor) -> str | None:
 @functools.cache
 def _attributes_of_new_fake() -> frozenset[str]:
     with no_dispatch_modes(), FakeTensorMode():
-        return frozenset(vars(torch.empty(0)))
+        return frozenset(vars(torch.empty(0, device="cpu")))
 
 
 def _attributes_of(fake: FakeTensor) -> dict[str, Any]:

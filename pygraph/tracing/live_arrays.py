@@ -203,7 +203,7 @@ def _arithmetic(name: str, function: Callable[[Any, Any], Any]) -> Callable[[Liv
         if found is None:
             return _refuse(self, name)
         tensor = array["_tensor"].to(found)
-        return self._like(function(tensor, torch.tensor(other, dtype=found)))  # pyright: ignore[reportPrivateUsage]
+        return self._like(function(tensor, torch.tensor(other, dtype=found, device="cpu")))  # pyright: ignore[reportPrivateUsage]
 
     return operate
 

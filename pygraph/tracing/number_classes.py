@@ -110,7 +110,7 @@ def _warn_as_torch(tensor: torch.Tensor) -> None:
     """Have torch say, once in a process, that a tensor which requires grad becomes a number."""
     if tensor.requires_grad:
         with _disable_current_modes():
-            float(torch.zeros((), requires_grad=True))
+            float(torch.zeros((), device="cpu", requires_grad=True))
 
 
 def _float_of(number: Any) -> Any:

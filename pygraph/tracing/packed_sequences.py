@@ -33,7 +33,7 @@ class PackedSequencesMode(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is _AT and type(args[1]) is int and args[1] == 0 and id(args[0]) in self._batches:
-            return torch.tensor(self._batches[id(args[0])][1])  # all sequences have a first step
+            return torch.tensor(self._batches[id(args[0])][1], device="cpu")  # all sequences have a first step
         if func == _PACK and not kwargs and _is_packable(*args):
             padded, lengths, batch_first = args
             rows, batch_sizes = _Packed.apply(padded, lengths, batch_first)  # pyright: ignore[reportGeneralTypeIssues]

@@ -31,11 +31,11 @@ def _drawing(original: Callable[[Any], Iterator[Any]]) -> Callable[[Any], Iterat
 
 
 def _values(indices: Any) -> Callable[[torch.Tensor], torch.Tensor] | None:
-    """What gives the items of some indices at positions; None if they are no integers whose values are known."""
+    """A function that gives the items of some indices at positions; None if they are no known integers."""
     if type(indices) is range:
         return lambda order: order * indices.step + indices.start
     if type(indices) in (list, tuple) and all(type(one) is int for one in indices):
-        return lambda order: torch.tensor(indices, device="cpu")[order]
+        return lambda order: torch.tensor(indices, device=order.device)[order]
     return None
 
 

@@ -154,11 +154,12 @@ def _walk_imports(walk: Walk, name: str, fn: types.FunctionType, names: set[str]
 
 def _walk_function_attributes(walk: Walk, name: str, fn: types.FunctionType, depth: int) -> None:
     wrapped = vars(fn).get("__wrapped__")
-    if wrapped is None or issubclass(type(wrapped), _CODE) or is_user_object(wrapped):
+    is_librarys = wrapped is not None and not issubclass(type(wrapped), _CODE) and not is_user_object(wrapped)
+    copied = (attributes_of(wrapped) or {}) if is_librarys else {}
+    if copied.keys().isdisjoint(vars(fn).keys() - {"__wrapped__"}):
         walk_attributes(walk, name, fn, depth)
         return
     # functools.wraps has copied the attributes of a library's object, which are no state of the user's.
-    copied = attributes_of(wrapped) or {}
     for key, item in list(vars(fn).items()):
         if key == "__wrapped__" or copied.get(key, _MISSING) is not item:
             walk.guards.entries.append((vars(fn), key, item))

@@ -177,7 +177,7 @@ class CudaDriver(Driver):
     ) -> torch.Tensor:
         """A tensor over foreign memory."""
         return torch.ops.pygraph.load(
-            torch.tensor([address], dtype=torch.int64), 0, list(shape), list(stride), dtype, self.device
+            torch.tensor([address], dtype=torch.int64, device="cpu"), 0, list(shape), list(stride), dtype, self.device
         )
 
     def synchronize(self) -> None:

@@ -146,7 +146,7 @@ def _add(
         chosen = [[row[0], row[1], local[row[2]]] for row in rows if row[2] in local]
         size = CAPACITIES[bisect.bisect_left(CAPACITIES, len(mine))]
         grid = blocks(chosen)
-        table = torch.tensor(chosen, dtype=torch.int64).to(device)
+        table = torch.tensor(chosen, dtype=torch.int64, device="cpu").to(device)
         words = (ctypes.c_uint64 * size)()
         pointer, count = ctypes.c_uint64(table.data_ptr()), ctypes.c_int32(len(chosen))
         params, _keep = launch_params(f"{name}_{size}", grid, (words, pointer, count), device)

@@ -79,7 +79,11 @@ def allocate(shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype, *,
     nbytes = span_bytes(shape, stride, dtype)
     if not helped.is_set() and threading.current_thread() is not threading.main_thread():
         helped.set()
-    base = torch.from_numpy(allocator.allocate(nbytes, own=own)) if nbytes else torch.empty(0, dtype=torch.uint8)
+    base = (
+        torch.from_numpy(allocator.allocate(nbytes, own=own))
+        if nbytes
+        else torch.empty(0, dtype=torch.uint8, device="cpu")
+    )
     capsule = to_dlpack(base)
     described = _dl(capsule)
     described.device.type, described.device.id = _DL_EXT, 0

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import torch
 
 from pygraph.errors import CaptureError
+from pygraph.ir.python_draws import PythonStates, are_drawn
 from pygraph.runtime.graph_generators import GraphGenerator, SavedStates
 from pygraph.runtime.recorded_graph import RecordedGraph
 from pygraph.runtime.samples import Sample
@@ -326,12 +327,13 @@ class Driver(abc.ABC):
 
 
 class RandomStates:
-    """The present states of the host's generator, of those of devices, and of others, to which they can be put back."""
+    """The present states of the generators of the host, of devices, and of others, to which they can be put back."""
 
     def __init__(self, drivers: Iterable[Driver], generators: Iterable[torch.Generator] = ()) -> None:
         self._generators = tuple(generators)
         self._states = [(driver, driver.random_state()) for driver in drivers]
         self._host, self._others = torch.get_rng_state(), SavedStates(self._generators)
+        self._python = PythonStates() if are_drawn() else None
 
     def now(self) -> RandomStates:
         """The states of the same generators as they are now."""
@@ -343,6 +345,8 @@ class RandomStates:
             driver.set_random_state(state)
         torch.set_rng_state(self._host)
         self._others.restore()
+        if self._python is not None:
+            self._python.restore()
 
 
 @contextlib.contextmanager

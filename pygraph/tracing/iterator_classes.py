@@ -30,7 +30,6 @@ def watched_classes(is_asking: Callable[[], bool], refuse: Callable[[object], No
         is_asking: Returns whether the traced function is running here.
         refuse: Raises an error for an iterator or a random generator.
     """
-    shared = random.random.__self__  # pyright: ignore[reportFunctionMemberAccess]
     loaders: Any = dataloader
     watched = [(loaders.DataLoader, "__iter__"), (loaders._BaseDataLoaderIter, "__next__")]
     watched += [(random.Random, name) for name in ("random", "getrandbits", "seed", "setstate", "getstate")]
@@ -42,9 +41,12 @@ def watched_classes(is_asking: Callable[[], bool], refuse: Callable[[object], No
                 setattr(generator, name, getattr(generator, name))
                 undo.callback(vars(generator).pop, name, None)
         for cls, name in watched:
-            undo.callback(_watch(cls, name, shared, made, is_asking, refuse))
+            undo.callback(_watch(cls, name, _SHARED, made, is_asking, refuse))
         yield
 
+
+_SHARED: Any = random.random.__self__  # pyright: ignore[reportFunctionMemberAccess]
+"""The generator of Python's functions."""
 
 _ALGEBRA = [value for value in vars(sympy.core.random).values() if isinstance(value, random.Random)]
 """The random generators of sympy, which computes the sizes of traces."""

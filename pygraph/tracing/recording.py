@@ -72,6 +72,7 @@ from pygraph.tracing.outside_graphs import OutsideGraphs
 from pygraph.tracing.own_errors import is_own_error
 from pygraph.tracing.packed_sequences import PackedSequencesMode
 from pygraph.tracing.proxy_trace import proxy_trace
+from pygraph.tracing.python_draws import PythonDraws
 from pygraph.tracing.recurrent import RecurrentLayersMode
 from pygraph.tracing.refusals import Refusals
 from pygraph.tracing.results import Results, containers_from_before, graph_values
@@ -269,7 +270,7 @@ class _Watches:
         with (
             self._accumulations.watched(self._environment.differentiable), fake_tracing(arguments.mode),
             torch.inference_mode(False), torch.set_grad_enabled(grad),
-            texts_noticed(arguments.uses), numpy_served(), arrays_served(), samplers_served(),
+            texts_noticed(arguments.uses), numpy_served(), arrays_served(), samplers_served(), PythonDraws().served(),
             self.generators.watched(), self.iterators.hidden(), self.questions.noticed(),
         ):  # fmt: skip
             yield

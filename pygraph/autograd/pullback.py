@@ -167,6 +167,14 @@ class Pullback(EngineOwner):
             self._needed[given] = self._read_by(self._program(given, saved[: self.inner.arity], numbers))
         return self._needed[given]
 
+    def reads_captured(self, cotangents: Sequence[torch.Tensor | None], tensor: torch.Tensor) -> bool:
+        """Whether the backward of these cotangents, which is known, reads a tensor that the function closes over."""
+        backward = self._programs.get(self._given(cotangents))
+        if backward is None:
+            return True
+        captured = (one.value for one in backward.program.inputs if isinstance(one, Captured))
+        return any(one.data_ptr() == tensor.data_ptr() for one in captured)
+
     def _read_by(self, backward: BackwardProgram | None) -> set[int]:
         arity = self.inner.arity
         if backward is None:

@@ -42,6 +42,7 @@ class SavedTensors:
         self.is_own = False
         self._unread: Set[int] = frozenset()
         self._not_yet_differentiated: set[int] = set()
+        self._differentiated: set[int] = set()  # those of which it has freed what only they need
         self._has_freed = False
         captured: Sequence[torch.Tensor] = ()
         watched: Sequence[torch.Tensor] = ()
@@ -89,6 +90,7 @@ class SavedTensors:
         count = len(versions) - len(read.watched)
         saved._rule, saved.is_own, saved._unread = rule, True, read.unread
         saved._not_yet_differentiated = set() if row is None else set(rule.differentiated)
+        saved._differentiated = set()
         saved._has_freed = row is None
         saved._versions = versions[:count]
         saved._watched, saved._watched_versions = read.watched, versions[count:]
@@ -128,8 +130,11 @@ class SavedTensors:
                 for index, tensor in enumerate(self._tensors)
             ]
         # A backward that is differentiated may read any.
-        self._check(range(len(found)) if again else self._rule.needed(found, cotangents, ctx.call.numbers))
-        self._check_watched()
+        needed = range(len(found)) if again else self._rule.needed(found, cotangents, ctx.call.numbers)
+        if needed and any(cotangents[index] is not None for index in self._differentiated):
+            raise RuntimeError(_FREED)
+        self._check(needed)
+        self._check_watched(() if again else cotangents)
         return found
 
     def release(self, cotangents: Sequence[torch.Tensor | None], numbers: Sequence[Any]) -> bool:
@@ -140,13 +145,16 @@ class SavedTensors:
         """
         if not self.is_own:
             return False
-        self._not_yet_differentiated -= {index for index, given in enumerate(cotangents) if given is not None}
+        given = {index for index, cotangent in enumerate(cotangents) if cotangent is not None}
+        self._not_yet_differentiated -= given
+        self._differentiated |= given
         self._has_freed = True
         if not self._not_yet_differentiated:
             self._tensors = [None] * len(self._tensors)
             return True
         for index in self._rule.needed((), cotangents, numbers):  # which is known by now, without the tensors
-            self._tensors[index] = None
+            if index >= self._rule.inner.arity:  # in eager, each operation that takes one of these saves it for itself
+                self._tensors[index] = None
         return False
 
     def _check(self, needed: Iterable[int]) -> None:
@@ -158,11 +166,17 @@ class SavedTensors:
             if tensor._version != version and index not in self._unread:
                 raise _update_error(tensor, version)
 
-    def _check_watched(self) -> None:
-        """Raise torch's error if a tensor that the backward reads where the function closes over it was updated."""
-        if (now := list(map(_version, self._watched))) != self._watched_versions:
-            changed = next(index for index, version in enumerate(now) if version != self._watched_versions[index])
-            raise _update_error(self._watched[changed], self._watched_versions[changed])
+    def _check_watched(self, cotangents: Sequence[torch.Tensor | None] = ()) -> None:
+        """Raise torch's error if a tensor that the backward reads where the function closes over it was updated.
+
+        Args:
+            cotangents: The cotangents of the results, if only the tensors matter that a backward of these reads.
+        """
+        if list(map(_version, self._watched)) == self._watched_versions:
+            return
+        for tensor, version in zip(self._watched, self._watched_versions, strict=True):
+            if tensor._version != version and (not cotangents or self._rule.reads_captured(cotangents, tensor)):
+                raise _update_error(tensor, version)
 
     def _check_unread(self) -> None:
         """Raise an error if a tensor was updated that only a derivative of the backward reads."""

@@ -18,7 +18,7 @@ from pygraph.errors import TraceError
 from pygraph.tracing.ctc_losses import CTC_LOSSES, ctc_loss_of
 from pygraph.tracing.indexing import selected, selected_by_live
 from pygraph.tracing.live_arrays import tensor_of, with_tensor_indices
-from pygraph.tracing.live_lists import ListIndices, tensor_of_list
+from pygraph.tracing.live_lists import ListTensors
 from pygraph.tracing.live_numbers import Live
 
 
@@ -65,7 +65,7 @@ class LiveNumbersMode(TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self._lists = ListIndices()
+        self._lists = ListTensors()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -76,7 +76,7 @@ class LiveNumbersMode(TorchFunctionMode):
                 device = kwargs.get("device")
                 device = torch.get_default_device() if device is None else torch.device(device)
                 return torch.ops.pygraph.scalar(data, dtype=dtype, device=device)
-        for make in (tensor_of, tensor_of_list):
+        for make in (tensor_of, self._lists.made):
             made = make(func, args, kwargs)
             if made is not None:
                 return made

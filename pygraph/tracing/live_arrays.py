@@ -24,7 +24,7 @@ from torch.utils import _pytree as pytree
 from torch.utils import dlpack
 
 from pygraph.errors import TraceError
-from pygraph.tracing.live_lists import ListIndices, LiveList
+from pygraph.tracing.live_lists import ListTensors, LiveList
 from pygraph.tracing.patches import replaced
 
 
@@ -294,7 +294,7 @@ def tensor_of(func: Any, args: Any, kwargs: dict[str, Any]) -> torch.Tensor | No
 _MAKERS = (torch.tensor, torch.as_tensor, torch.asarray)
 
 
-def with_tensor_indices(index: Any, device: torch.device, lists: ListIndices) -> Any:
+def with_tensor_indices(index: Any, device: torch.device, lists: ListTensors) -> Any:
     """An index in which arrays and lists are tensors on a device, to which torch copies them as well, and bytes masks.
 
     Torch's descriptions do not take bytes (2.11 to 2.13), of which an index has been a mask since before `torch.bool`.
@@ -302,13 +302,13 @@ def with_tensor_indices(index: Any, device: torch.device, lists: ListIndices) ->
     Args:
         index: What a tensor is indexed by, perhaps a tuple.
         device: The device of that tensor.
-        lists: The indices of the trace that are lists.
+        lists: The lists of the trace that are tensors.
     """
     if type(index) is LiveArray:
         return _tensor_index(index, device)
     if isinstance(index, torch.Tensor) and index.dtype == torch.uint8:
         return index.bool()
-    if type(index) in (list, LiveList) and (found := lists.of(index, device)) is not None:
+    if type(index) in (list, LiveList) and (found := lists.as_index(index, device)) is not None:
         return found
     if type(index) is tuple and any(type(one) in _INDEXING or isinstance(one, torch.Tensor) for one in index):
         return tuple([with_tensor_indices(one, device, lists) for one in index])

@@ -18,6 +18,9 @@ import torch
 
 from pygraph.errors import TraceError
 
+MOST_NUMBERS = 64
+"""So many numbers of lists are operations of their own in a trace."""
+
 
 class LiveList:
     """A replica for a list of numbers.
@@ -85,27 +88,6 @@ for _name in (*_OF_ITEMS, "__hash__", "__reduce_ex__"):
     setattr(_Item, _name, _Item._refuse)  # pyright: ignore[reportPrivateUsage]
 
 
-def tensor_of_list(func: Any, args: Any, kwargs: dict[str, Any]) -> torch.Tensor | None:
-    """The tensor that a function of torch's makes of a list with live numbers; None if there are none, or others."""
-    if func not in _MAKERS:
-        return None
-    options = dict(zip(_OPTIONS[func], args, strict=False)) | kwargs
-    values = options.get("data")
-    if type(values) is LiveList:
-        return _of_live(values, options)
-    if type(values) not in _SEQUENCES or not options.keys() <= {"self", "data", "dtype", "device"}:
-        return None
-    shape = _shape_of(values)
-    numbers = _items(values, shape)
-    if len(numbers) > _MOST or not any(isinstance(one, _LIVE) for one in numbers):
-        return None
-    if not all(type(one) in _PLAIN or isinstance(one, _LIVE) for one in numbers):
-        return None
-    is_float = any(isinstance(one, (float, torch.SymFloat)) for one in numbers)
-    dtype, device = _given(options, float if is_float else int)
-    return None if dtype is None else _stacked(numbers, dtype).view(shape).to(device)
-
-
 def _of_live(values: LiveList, options: dict[str, Any]) -> torch.Tensor:
     kind, tensor = values.__dict__["_kind"], values.__dict__["_tensor"]
     dtype, device = _given(options, kind)
@@ -143,12 +125,6 @@ def _items(values: Any, shape: list[int]) -> list[Any]:
     return [item for one in values for item in _items(one, shape[1:])]
 
 
-def _stacked(numbers: list[Any], dtype: torch.dtype) -> torch.Tensor:
-    """A tensor of numbers on the host, of one dimension."""
-    host = torch.device("cpu")
-    return torch.stack([torch.ops.pygraph.scalar(one, dtype=dtype, device=host) for one in numbers])
-
-
 _OPTIONS: dict[Any, tuple[str, ...]] = {
     torch.tensor: ("data",), torch.as_tensor: ("data", "dtype", "device"), torch.Tensor.new_tensor: ("self", "data"),
 }  # fmt: skip
@@ -157,29 +133,63 @@ _SEQUENCES = (list, tuple)
 _PLAIN = (int, float, bool)
 _LIVE = (torch.SymInt, torch.SymFloat)
 
-# More items of a list are no operations of their own.
-_MOST = 1024
 _DTYPES = {
     int: (torch.int64, torch.float64, torch.float32),
     float: (torch.float64, torch.float32, torch.float16, torch.bfloat16),
 }
 
 
-class ListIndices:
-    """The tensors that lists of live integers are as indices, one for all uses of the same numbers in a trace."""
+class ListTensors:
+    """The tensors that lists with live numbers are in one trace: as data of new tensors, and as indices.
+
+    Each number is an operation, so there is a limit; beyond it, the numbers themselves are needed.
+    """
 
     def __init__(self) -> None:
-        self._known: dict[Any, tuple[torch.Tensor, list[Any]]] = {}
+        self._indices: dict[Any, tuple[torch.Tensor, list[Any]]] = {}
+        self._left = MOST_NUMBERS
 
-    def of(self, index: Any, device: torch.device) -> torch.Tensor | None:
-        """The tensor on a device that a list with live integers is; None if it has none, or others."""
+    def made(self, func: Any, args: Any, kwargs: dict[str, Any]) -> torch.Tensor | None:
+        """The tensor that a function of torch's makes of a list; None if it has no live numbers, or too many."""
+        if func not in _MAKERS:
+            return None
+        options = dict(zip(_OPTIONS[func], args, strict=False)) | kwargs
+        values = options.get("data")
+        if type(values) is LiveList:
+            return _of_live(values, options)
+        if type(values) not in _SEQUENCES or not options.keys() <= {"self", "data", "dtype", "device"}:
+            return None
+        shape = _shape_of(values)
+        numbers = _items(values, shape)
+        if not any(isinstance(one, _LIVE) for one in numbers):
+            return None
+        if not all(type(one) in _PLAIN or isinstance(one, _LIVE) for one in numbers):
+            return None
+        is_float = any(isinstance(one, (float, torch.SymFloat)) for one in numbers)
+        dtype, device = _given(options, float if is_float else int)
+        stacked = None if dtype is None else self._stacked(numbers, dtype)
+        return None if stacked is None else stacked.view(shape).to(device)
+
+    def as_index(self, index: Any, device: torch.device) -> torch.Tensor | None:
+        """The tensor on a device that a list of live integers is; None if it has none, or others, or too many."""
         if type(index) is LiveList:
             return index.__dict__["_tensor"].to(device) if index.__dict__["_kind"] is int else _refuse(index)
-        if type(index) is not list or len(index) > _MOST or not any(isinstance(one, torch.SymInt) for one in index):
+        if type(index) is not list or not any(isinstance(one, torch.SymInt) for one in index):
             return None
         if not all(type(one) is int or isinstance(one, torch.SymInt) for one in index):
             return None
         key = (device, *map(id, index))
-        if key not in self._known:
-            self._known[key] = _stacked(index, torch.int64).to(device), list(index)  # which holds the numbers
-        return self._known[key][0]
+        if key not in self._indices:
+            stacked = self._stacked(index, torch.int64)
+            if stacked is None:
+                return None
+            self._indices[key] = stacked.to(device), list(index)  # which holds the numbers
+        return self._indices[key][0]
+
+    def _stacked(self, numbers: list[Any], dtype: torch.dtype) -> torch.Tensor | None:
+        """A tensor of numbers on the host, of one dimension; None if there are too many by now."""
+        self._left -= len(numbers)
+        if self._left < 0:
+            return None
+        host = torch.device("cpu")
+        return torch.stack([torch.ops.pygraph.scalar(one, dtype=dtype, device=host) for one in numbers])

@@ -1,6 +1,7 @@
 """Samplers of torch that draw an order of indices: in a trace they give live numbers, and need none on the host.
 
-`SubsetRandomSampler` gives the items of a list or a range at drawn positions, for which Python would need each.
+`SubsetRandomSampler` gives the items of a list or a range at drawn positions, for which Python would need each. Of many
+items it does need them: each live number costs the trace some time.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 from torch.utils.data import SubsetRandomSampler
 
+from pygraph.tracing.live_lists import MOST_NUMBERS
 from pygraph.tracing.patches import replaced
 from pygraph.tracing.proxy_trace import tracing_here
 
@@ -20,7 +22,7 @@ from pygraph.tracing.proxy_trace import tracing_here
 def _drawing(original: Callable[[Any], Iterator[Any]]) -> Callable[[Any], Iterator[Any]]:
     @functools.wraps(original)
     def __iter__(self: Any) -> Iterator[Any]:
-        values = _values(self.indices) if tracing_here() else None
+        values = _values(self.indices) if tracing_here() and len(self.indices) <= MOST_NUMBERS else None
         if values is None:
             yield from original(self)
             return

@@ -21,6 +21,7 @@ from torch.fx.proxy import GraphAppendingTracer
 from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.reference import PythonReferenceAnalysis
 
+from pygraph.ir.decisions import is_question
 from pygraph.ir.effects import is_view
 
 aten = torch.ops.aten
@@ -40,15 +41,33 @@ class Assumptions:
 
     def __init__(self, shapes: ShapeEnv) -> None:
         self._shapes = shapes
-        self._made: dict[int, _Maker] = {}
+        self._made: dict[int, tuple[_Maker, int]] = {}  # and how many operations there were before
+        self._before: list[str] = []  # before each operation, a question since the last one, or the last node, by name
+        self._last: fx.Node | None = None
 
     def _noted(self) -> list[Any]:
         return [noted for found in self._shapes.deferred_runtime_asserts.values() for noted in found]
 
-    def before_operation(self) -> None:
-        """Attribute assumptions since the last operation to the function's own code."""
+    def before_operation(self, last: fx.Node | None) -> None:
+        """Attribute assumptions since the last operation to the function's own code.
+
+        Args:
+            last: The last node of the graph.
+        """
+        if last is not None:
+            self._before.append(self._question_since(last).name)
+            self._last = last
         for one in self._noted():
-            self._made.setdefault(id(one), "between operations")
+            self._made.setdefault(id(one), ("between operations", len(self._before)))
+
+    def _question_since(self, last: fx.Node) -> fx.Node:
+        """The last question since the last operation, which stays in the graph; the last node if there is none."""
+        node = last
+        while node is not self._last and node.op != "root":
+            if is_question(node):
+                return node
+            node = node.prev
+        return last
 
     def after_operation(self, graph: fx.Graph, func: Any) -> None:
         """Attribute assumptions since then to this operation.
@@ -60,10 +79,12 @@ class Assumptions:
         is_run = last is not None and last.target is func and not is_view(last)
         made = "by one that checks" if is_run else "by a view" if func in _VIEWS else "by one that does not"
         for one in self._noted():
-            self._made.setdefault(id(one), made)
+            self._made.setdefault(id(one), (made, len(self._before)))
 
     def write(self, graph: fx.Graph) -> None:
         """Add assertions after the numbers that they are about, of which some were read from tensors.
+
+        Each comes after what was decided before, as it may hold for that way alone.
 
         Args:
             graph: The graph of the recording, with symbols as values of nodes.
@@ -80,11 +101,12 @@ class Assumptions:
             symbol = _symbol_of(node)
             if symbol is not None and (node.op == "placeholder" or node.target is aten._local_scalar_dense.default):
                 numbers.setdefault(symbol, node)
-        for symbol in set[Any]().union(*(one.free_symbols for one, of_sizes in asserted if of_sizes)):
+        for symbol in set[Any]().union(*(one.free_symbols for one, of_sizes, _ in asserted if of_sizes)):
             if symbol not in numbers and symbol in sizes:
                 numbers[symbol] = _size(graph, *sizes[symbol])
         order = {node: position for position, node in enumerate(graph.nodes)}
-        for expression, of_sizes in asserted:
+        names = {node.name: node for node in order}
+        for expression, of_sizes, count in asserted:
             symbols = expression.free_symbols
             if not of_sizes and any(numbers[one].target is aten.sym_size.int for one in symbols & numbers.keys()):
                 continue
@@ -93,28 +115,31 @@ class Assumptions:
             if not symbols <= numbers.keys() or all(numbers[symbol].op == "placeholder" for symbol in symbols):
                 continue
             last = max((numbers[symbol] for symbol in symbols), key=lambda node: order[node])
-            with graph.inserting_before(last.next):
+            before = next((names[name] for name in reversed(self._before[:count]) if name in names), last)
+            with graph.inserting_before(max(last, before, key=lambda node: order[node]).next):
                 _assert(graph, expression, {symbol: numbers[symbol] for symbol in symbols}, last.meta.get("source"))
 
-    def _asserted(self) -> Iterator[tuple[Any, bool]]:
-        """The conditions to assert, and whether those of sizes that data decide are; operations take -1 to infer one.
+    def _asserted(self) -> Iterator[tuple[Any, bool, int]]:
+        """The conditions to assert, whether those of sizes that data decide are, and the operations before each.
+
+        Operations take -1 to infer a size.
 
         Where tensors are taken to have the same size, one of them may have the size 1 and be expanded. A view needs
         the size that it is given.
         """
         for one in self._noted():
-            made = self._made.get(id(one), "between operations")
+            made, count = self._made.get(id(one), ("between operations", len(self._before)))
             of_sizes = made == "by a view" or not isinstance(one.expr, sympy.Eq)
             if made == "by one that checks":
                 continue
             # Checks in C++ of operations that are not traced name a file of torch's C++ code.
             if made == "between operations" and str(one.msg).startswith(torch.__file__):
-                yield one.expr, True  # `torch._check` of the function's own
+                yield one.expr, True, count  # `torch._check` of the function's own
             elif isinstance(one.expr, sympy.Eq):
                 worked_out = (sympy.Eq(symbol, -1) for symbol in one.expr.free_symbols)
-                yield sympy.Or(one.expr, *worked_out), of_sizes  # pyright: ignore[reportArgumentType]
+                yield sympy.Or(one.expr, *worked_out), of_sizes, count  # pyright: ignore[reportArgumentType]
             elif not _is_of_size(one.expr):
-                yield one.expr, of_sizes
+                yield one.expr, of_sizes, count
 
 
 def _is_of_size(expression: Any) -> bool:

@@ -134,7 +134,7 @@ class OperationsMode(TorchDispatchMode):
             outs = self._check(func, args, kwargs)
         graph: fx.Graph = tracing.tracer.graph
         last = next(iter(reversed(graph.nodes)), None)
-        self._assumptions.before_operation()
+        self._assumptions.before_operation(last)
         with operation_under_way(last), without_constants(func, args, kwargs):
             out = without_undescribed(func, args, func(*args, **kwargs))
         if not (isinstance(func, torch._ops.OpOverload) and func._schema.is_mutable):  # whose results are arguments

@@ -8,7 +8,7 @@ from torch import fx
 
 from pygraph.errors import TraceError, describe
 from pygraph.ir.attention_states import is_state_on_device
-from pygraph.ir.decisions import NO_QUESTION, SIZED, decisions_among
+from pygraph.ir.decisions import NO_QUESTION, SIZED, decisions_among, is_question
 from pygraph.ir.effects import (
     KNOWN_NAMESPACES,
     asked_failures,
@@ -24,6 +24,7 @@ from pygraph.ir.effects import (
     written_arguments,
 )
 from pygraph.ir.printing import target_text
+from pygraph.ir.python_draws import PYTHON_DRAW
 from pygraph.ir.random_draws import is_draw
 
 Schedule: TypeAlias = list[tuple[bool, list[fx.Node]]]
@@ -40,7 +41,9 @@ def alternating_runs(graph: fx.Graph, reasons: dict[fx.Node, str]) -> Schedule:
     work = [node for node in graph.nodes if is_work(node) or node in reasons]
     needs = _dependencies(graph, work)
     _keep_decisions_in_order(work, needs)
-    _keep_errors_in_order(work, needs, [node for node in work if _leader(node) in reasons and may_raise(node)])
+    # A decision is no error: where it is another one, generators are put back.
+    failing = [node for node in work if _leader(node) in reasons and may_raise(node) and not is_question(node)]
+    _keep_errors_in_order(work, needs, failing)
     waiting = dict.fromkeys(work)
     done: set[fx.Node] = set()
     runs: Schedule = []
@@ -69,10 +72,12 @@ def _dependencies(graph: fx.Graph, work: list[fx.Node]) -> dict[fx.Node, set[fx.
     """The nodes that must run before each: those of its data, and earlier draws, assertions and writes.
 
     A decision needs no draws, which are put back where a call begins anew; and they may stand before it by now, though
-    the function makes them behind it.
+    the function makes them behind it. Python's and NumPy's generators are none of torch's: their draws keep their own
+    order, so that what is decided by one is known before the device has worked.
     """
     needs: dict[fx.Node, set[fx.Node]] = {node: set() for node in work}
     last_effect: fx.Node | None = None
+    last_of_python: fx.Node | None = None  # the last draw of Python's or NumPy's, or the last action
     readers: dict[fx.Node, list[fx.Node]] = {}
     writer: dict[fx.Node, fx.Node] = {}
     decisions = {*decisions_among(work)}
@@ -100,9 +105,17 @@ def _dependencies(graph: fx.Graph, work: list[fx.Node]) -> dict[fx.Node, set[fx.
                 earlier = [one for one in earlier if one in latest and latest[one] <= at]
             needs[node].update(earlier)
         elif is_draw(node) or is_action(node):
-            if last_effect is not None:
-                needs[node].add(last_effect)
-            last_effect = node
+            is_of_python = node.target is PYTHON_DRAW
+            before = (
+                (last_of_python,)
+                if is_of_python
+                else (last_effect, last_of_python)
+                if is_action(node)
+                else (last_effect,)
+            )
+            needs[node].update(one for one in before if one is not None)
+            last_effect = last_effect if is_of_python else node
+            last_of_python = node if is_of_python or is_action(node) else last_of_python
         needs[node].discard(node)
         latest[node] = max([node.meta.get("order", -1), *(latest.get(need, -1) for need in needs[node])])
     return needs

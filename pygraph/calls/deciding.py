@@ -189,7 +189,7 @@ class DecidingCalls:
     def _note_stops(self, stops: Sequence[_Stop]) -> None:
         """Note where a call has decided otherwise, and whether the next trace has gone on from there."""
         for path, stopped, seconds in stops:
-            if stopped is not None and stopped.is_resumed:
+            if stopped is not None and (stopped.is_resumed or stopped.is_of_host):
                 continue
             self._users.cache.inlined[_AGAIN] += 1
             self._again.lose(seconds)

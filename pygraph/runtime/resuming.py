@@ -62,6 +62,12 @@ class Stopped:
     is_resumed: bool = False
     missing: frozenset[str] = frozenset()
 
+    @property
+    def is_of_host(self) -> bool:
+        """Whether the device has done nothing for it: it decides by what the host draws, each time anew."""
+        done = self.executable.regions[: self.region + 1]
+        return bool(done) and all(bound.region.kind == "host" for bound in done)
+
 
 @dataclasses.dataclass(frozen=True)
 class Resumption:

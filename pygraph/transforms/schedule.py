@@ -76,8 +76,7 @@ def _dependencies(graph: fx.Graph, work: list[fx.Node]) -> dict[fx.Node, set[fx.
     order, so that what is decided by one is known before the device has worked.
     """
     needs: dict[fx.Node, set[fx.Node]] = {node: set() for node in work}
-    last_effect: fx.Node | None = None
-    last_of_python: fx.Node | None = None  # the last draw of Python's or NumPy's, or the last action
+    last: dict[str, list[fx.Node]] = {"torch": [], "python": []}  # the last draw of each kind, or the last action
     readers: dict[fx.Node, list[fx.Node]] = {}
     writer: dict[fx.Node, fx.Node] = {}
     decisions = {*decisions_among(work)}
@@ -105,17 +104,9 @@ def _dependencies(graph: fx.Graph, work: list[fx.Node]) -> dict[fx.Node, set[fx.
                 earlier = [one for one in earlier if one in latest and latest[one] <= at]
             needs[node].update(earlier)
         elif is_draw(node) or is_action(node):
-            is_of_python = node.target is PYTHON_DRAW
-            before = (
-                (last_of_python,)
-                if is_of_python
-                else (last_effect, last_of_python)
-                if is_action(node)
-                else (last_effect,)
-            )
-            needs[node].update(one for one in before if one is not None)
-            last_effect = last_effect if is_of_python else node
-            last_of_python = node if is_of_python or is_action(node) else last_of_python
+            kinds = [kind for kind in last if is_action(node) or (kind == "python") == (node.target is PYTHON_DRAW)]
+            needs[node].update(one for kind in kinds for one in last[kind])
+            last |= {kind: [node] for kind in kinds}
         needs[node].discard(node)
         latest[node] = max([node.meta.get("order", -1), *(latest.get(need, -1) for need in needs[node])])
     return needs

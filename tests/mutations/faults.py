@@ -566,7 +566,7 @@ FAULTS = (
     Fault(
         "draws-in-any-order",
         "Random draws may change places.",
-        "            if last_effect is not None:\n                needs[node].add(last_effect)\n",
+        "            needs[node].update(one for kind in kinds for one in last[kind])\n",
         "",
     ),
     Fault(

@@ -2,9 +2,8 @@
 
 Where each call is passed a list of other numbers (indices of a minibatch, returns of an episode), one tensor on the
 host stands for them. Its replica passes for a ``list`` (``isinstance``), knows its length, gives a tensor to
-`torch.tensor` and `torch.as_tensor`, and is an index of tensors. Whatever else is
-done with it or with its items needs the numbers themselves, which it notes. It is no list, so that code in C has to ask
-it.
+`torch.tensor` and `torch.as_tensor`, and is an index of tensors. Whatever else is done with it or with its items needs
+the numbers themselves, which it notes. It is no list, so that code in C has to ask it.
 """
 
 # Lists hold values of any type.
@@ -57,8 +56,8 @@ class LiveList:
         return _refuse(self)
 
 
-def _refuse(array: LiveList, *_: Any, **__: Any) -> NoReturn:
-    state = array.__dict__
+def _refuse(numbers: LiveList, *_: Any, **__: Any) -> NoReturn:
+    state = numbers.__dict__
     state["_note_read"]()
     raise TraceError(f"it reads {state['_name']}, a list of numbers that are others at every call")
 
@@ -78,6 +77,10 @@ class _Item:
 
     def __init__(self, numbers: LiveList) -> None:
         self._list = numbers
+
+    @property
+    def __class__(self) -> type:  # pyright: ignore
+        return self._list.__dict__["_kind"]
 
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
         _refuse(self._list)

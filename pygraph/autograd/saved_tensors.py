@@ -42,7 +42,6 @@ class SavedTensors:
         self.is_own = False
         self._unread: Set[int] = frozenset()
         self._not_yet_differentiated: set[int] = set()
-        self._differentiated: set[int] = set()  # those of which it has freed what only they need
         self._has_freed = False
         captured: Sequence[torch.Tensor] = ()
         watched: Sequence[torch.Tensor] = ()
@@ -90,7 +89,6 @@ class SavedTensors:
         count = len(versions) - len(read.watched)
         saved._rule, saved.is_own, saved._unread = rule, True, read.unread
         saved._not_yet_differentiated = set() if row is None else set(rule.differentiated)
-        saved._differentiated = set()
         saved._has_freed = row is None
         saved._versions = versions[:count]
         saved._watched, saved._watched_versions = read.watched, versions[count:]
@@ -131,7 +129,8 @@ class SavedTensors:
             ]
         # A backward that is differentiated may read any.
         needed = range(len(found)) if again else self._rule.needed(found, cotangents, ctx.call.numbers)
-        if needed and any(cotangents[index] is not None for index in self._differentiated):
+        freed = set(self._rule.differentiated) - self._not_yet_differentiated  # results whose own tensors are
+        if needed and any(cotangents[index] is not None for index in freed):
             raise RuntimeError(_FREED)
         self._check(needed)
         self._check_watched(() if again else cotangents)
@@ -145,9 +144,7 @@ class SavedTensors:
         """
         if not self.is_own:
             return False
-        given = {index for index, cotangent in enumerate(cotangents) if cotangent is not None}
-        self._not_yet_differentiated -= given
-        self._differentiated |= given
+        self._not_yet_differentiated -= {index for index, given in enumerate(cotangents) if given is not None}
         self._has_freed = True
         if not self._not_yet_differentiated:
             self._tensors = [None] * len(self._tensors)

@@ -149,15 +149,16 @@ def call_of(leaves: Any) -> OpenedCall | None:
 
 def _array(problems: list[str], name: str, dtype: str, tensor: torch.Tensor) -> Any:
     """An array of a tensor that shows its memory; a live one, where the tensor has no values."""
-    if isinstance(tensor, FakeTensor) or is_functorch_wrapped_tensor(tensor):
-        return LiveArray(name, dtype, tensor, problems.append)
-    return tensor.numpy()
+    return tensor.numpy() if _has_values(tensor) else LiveArray(name, dtype, tensor, problems.append)
 
 
 def _numbers(name: str, cls: type, tensor: torch.Tensor, note_read: Callable[[], object]) -> Any:
     """A list of the numbers in a tensor; a live one, where the tensor has no values."""
-    is_live = isinstance(tensor, FakeTensor) or is_functorch_wrapped_tensor(tensor)
-    return LiveList(name, cls, tensor, note_read) if is_live else tensor.tolist()
+    return tensor.tolist() if _has_values(tensor) else LiveList(name, cls, tensor, note_read)
+
+
+def _has_values(tensor: torch.Tensor) -> bool:
+    return not (isinstance(tensor, FakeTensor) or is_functorch_wrapped_tensor(tensor))
 
 
 def _check_containers(changed: dict[str, Change], made: Replicas, changing: ChangingContainers) -> None:

@@ -93,15 +93,12 @@ def _holds_tensors(module: torch.nn.Module) -> bool:
 
 def _reached(fn: Callable[..., Any], classes: Iterable[type], others: list[Any], call: Call) -> Iterable[type]:
     """The part of some classes of which the function may compare objects with other ones."""
-    given = objects_among(call.args, call.kwargs)
+    given, known = objects_among(call.args, call.kwargs), set(map(id, others))
     try:
-        environment = reached_besides(fn, (*(one for one in given.values() if not _is_among(one, others)),), {})
+        rest = tuple(one for one in given.values() if id(one) not in known)
+        environment = reached_besides(fn, rest, {})
     except TraceError:  # by something whose state cannot be seen
         return classes
     if environment.calls_builtin("id"):
         return classes
     return filter(environment.reaches_objects_of, classes)
-
-
-def _is_among(value: Any, others: list[Any]) -> bool:
-    return any(value is one for one in others)

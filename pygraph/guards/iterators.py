@@ -35,7 +35,7 @@ def is_opaque(value: object) -> bool:
         return False  # its class has every method there is
     if isinstance(value, _BOUND):
         bound: object = value.__self__
-        if bound is _PYTHONS or bound is _NUMPYS:
+        if bound is PYTHONS_GENERATOR or bound is _NUMPYS:
             return False  # the global generators, whose state can be read and set
         if isinstance(bound, random.Random):
             return isinstance(value, types.BuiltinMethodType)
@@ -60,7 +60,7 @@ def is_drawing(value: object) -> bool:
     return isinstance(value, _DRAWING) or type(value).__module__ in _WRITTEN
 
 
-_PYTHONS: object = random.random.__self__  # pyright: ignore[reportFunctionMemberAccess]
+PYTHONS_GENERATOR: object = random.random.__self__  # pyright: ignore[reportFunctionMemberAccess]
 _NUMPYS: object = np.random.random.__self__  # pyright: ignore[reportFunctionMemberAccess]
 
 

@@ -154,19 +154,16 @@ class Replicas:
         if isinstance(part, Array):
             return self._numbered(self._array(name, part.dtype, next(values)), name)
         if isinstance(part, Numbers):
-            return self._numbered(
-                self._numbers(name, part.cls, next(values), lambda: self._note_read(name, Change.IS_READ)), name
-            )
+            note_read = functools.partial(self.read.update, {name: Change.IS_READ})
+            return self._numbered(self._numbers(name, part.cls, next(values), note_read), name)
         if isinstance(part, Growing):
-            return self._numbered(GrowingList([], name, functools.partial(self._note_read, name, Change.CHANGES)), name)
+            note_read = functools.partial(self.read.update, {name: Change.CHANGES})
+            return self._numbered(GrowingList([], name, note_read), name)
         return (
             self._numbered(self._unread(name, part.cls), name)
             if isinstance(part, Unread)
             else self._node(part, values, name)
         )
-
-    def _note_read(self, name: str, change: Change) -> None:
-        self.read[name] = change
 
     def _node(self, node: Node, values: Iterator[Any], name: str) -> Any:
         inner = zip(node.parts, names_of(node), strict=True)

@@ -45,6 +45,9 @@ DRAWS: Mapping[str, Draw] = {
 }
 """The functions by their names, as they were when this was imported."""
 
+OF_INTEGERS = frozenset({"random.randint", "numpy.random.randint", "numpy.random.permutation"})
+"""Functions that take integers and give integers."""
+
 SAMPLE, SHUFFLE = "random.sample", "random.shuffle"
 """The draws of so many of the integers up to a number, and of an order of them."""
 
@@ -54,7 +57,7 @@ _drawn = set[str]()
 
 
 def _python_draw(function: str, numbers: list[float], size: list[int] | None, dtype: torch.dtype) -> torch.Tensor:
-    given = [int(one) if float(one).is_integer() and function in _OF_INTEGERS else one for one in numbers]
+    given = [*map(int, numbers)] if function in OF_INTEGERS else numbers
     if function == SAMPLE:
         drawn: Any = _sample(range(int(numbers[0])), int(numbers[1]))
     elif function == SHUFFLE:
@@ -75,8 +78,6 @@ def _python_draw_fake(function: str, numbers: list[float], size: list[int] | Non
         size = [int(numbers[0])]
     return torch.empty(size or (), dtype=dtype, device="cpu")
 
-
-_OF_INTEGERS = ("random.randint", "numpy.random.randint", "numpy.random.permutation")
 
 define(
     "python_draw(str function, float[] numbers, int[]? size, ScalarType dtype) -> Tensor",

@@ -16,6 +16,7 @@ from typing import Any
 import sympy.core.random  # pyright: ignore[reportMissingTypeStubs]
 from torch.utils.data import dataloader  # its _BaseDataLoaderIter: checked with torch 2.13
 
+from pygraph.guards.iterators import PYTHONS_GENERATOR
 from pygraph.ir.source_lines import PYGRAPH_FOLDER
 from pygraph.tracing.user_frames import is_user_frame
 
@@ -41,12 +42,9 @@ def watched_classes(is_asking: Callable[[], bool], refuse: Callable[[object], No
                 setattr(generator, name, getattr(generator, name))
                 undo.callback(vars(generator).pop, name, None)
         for cls, name in watched:
-            undo.callback(_watch(cls, name, _SHARED, made, is_asking, refuse))
+            undo.callback(_watch(cls, name, PYTHONS_GENERATOR, made, is_asking, refuse))
         yield
 
-
-_SHARED: Any = random.random.__self__  # pyright: ignore[reportFunctionMemberAccess]
-"""The generator of Python's functions."""
 
 _ALGEBRA = [value for value in vars(sympy.core.random).values() if isinstance(value, random.Random)]
 """The random generators of sympy, which computes the sizes of traces."""

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.fx.experimental.proxy_tensor import get_proxy_mode  # checked with torch 2.11 and 2.13
 
-from pygraph.ir.python_draws import DRAWS, PYTHON_DRAW, SAMPLE, SHUFFLE, Draw
+from pygraph.ir.python_draws import DRAWS, OF_INTEGERS, PYTHON_DRAW, SAMPLE, SHUFFLE, Draw
 from pygraph.tracing.patches import replaced
 from pygraph.tracing.proxy_trace import tracing_here
 
@@ -53,7 +53,7 @@ class PythonDraws:
             if found is None:
                 return original(*args, **kwargs)
             numbers, size = found
-            dtype = torch.int64 if name in _INTEGERS else torch.float64
+            dtype = torch.int64 if name in OF_INTEGERS else torch.float64
             if size is None and name != "numpy.random.permutation":
                 self._numbers += 1
                 if self._numbers > _MOST_NUMBERS:
@@ -87,9 +87,6 @@ def _shuffling(original: Any) -> Any:
     return shuffle
 
 
-_INTEGERS = ("random.randint", "numpy.random.randint", "numpy.random.permutation")
-
-
 def _is_recorded() -> bool:
     return get_proxy_mode() is not None and tracing_here()
 
@@ -115,7 +112,7 @@ def _numbers_of(
         return None
     are_known = all(type(one) in (int, float) and abs(one) < _LARGEST for one in numbers)
     are_integers = all(type(one) is int for one in numbers)
-    return (numbers, size) if are_known and (are_integers or name not in _INTEGERS) else None
+    return (numbers, size) if are_known and (are_integers or name not in OF_INTEGERS) else None
 
 
 _PARAMETERS: dict[str, tuple[str, ...]] = {

@@ -179,6 +179,23 @@ class Backward(TransformableFunction):
         return self.rerun().push_forward(saved, tangents[: self._first_extra], chosen)
 
 
+class BackwardOfResult(Backward):
+    """The gradients of one result, of the results and tensors that it is computed from; differentiated once."""
+
+    def rerun(self) -> Vjp:
+        """Refuse a second derivative, which would be that of a run up to the first result."""
+        raise RuntimeError(
+            f"a gradient of one result of a call for another one, {self.name}, cannot be differentiated; expected that"
+            " it is taken inside of the function, or with create_graph=False"
+        )
+
+    def batched(
+        self, tensors: Sequence[torch.Tensor], in_dims: tuple[int | None, ...], size: int, randomness: str
+    ) -> tuple[TransformableFunction, list[torch.Tensor]]:
+        """Return the function of a batch of gradients, by the Program."""
+        return TransformableFunction.batched(self, tensors, in_dims, size, randomness)
+
+
 class _TracedBackward(SelfTracing):
     """A backward whose Program is given."""
 

@@ -6,13 +6,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
 from pygraph.autograd.derived import TransformableFunction, in_own_memory
 from pygraph.autograd.flat_function import UnliftedFunction
+from pygraph.autograd.result_dependencies import Dependency, find_dependencies, stopping_at
 from pygraph.ir.autocasting import without_autocast
 from pygraph.ir.ops import cotangent
 from pygraph.ir.program import Program
@@ -29,9 +30,12 @@ class JointFunction(Rebinding):
         mask: Which of its tensors gradients are wanted for.
         differentiable_again: Whether to use formulas that can be differentiated.
         given: The results that there are cotangents of; None if of all that have a gradient.
+        dependency: What the one result of ``given`` depends on, if the gradients are those of that instead, with no
+            other result between.
 
     Attributes:
         differentiated: The results that have a gradient, once it has run.
+        dependencies: Those of them that are computed from others, unless it is for some results only.
         tensor_leaves: Which leaves of the function's result are tensors.
         out_dims: The batch dimensions of its results.
     """
@@ -44,13 +48,16 @@ class JointFunction(Rebinding):
         *,
         differentiable_again: bool,
         given: frozenset[int] | None = None,
+        dependency: Dependency | None = None,
     ) -> None:
         self.forward = forward
         self.inner = inner
         self.mask = mask
         self._differentiable_again = differentiable_again
         self._given = given
+        self._dependency = dependency
         self.differentiated: tuple[int, ...] = ()
+        self.dependencies: dict[int, Dependency] = {}
         self.tensor_leaves: list[int] = []
         self.out_dims: tuple[tuple[int | None, ...], ...] = ()
         self.__name__ = inner.name
@@ -60,6 +67,14 @@ class JointFunction(Rebinding):
         """Return the joint function for cotangents of these results only."""
         again = self._differentiable_again
         return JointFunction(self.forward, self.inner, self.mask, differentiable_again=again, given=given)
+
+    def of_result(self, index: int) -> JointFunction:
+        """Return the joint function of one result that is computed from others, up to these."""
+        again, dependency = self._differentiable_again, self.dependencies[index]
+        return JointFunction(
+            self.forward, self.inner, self.mask,
+            differentiable_again=again, given=frozenset({index}), dependency=dependency,
+        )  # fmt: skip
 
     def rebound(self) -> list[torch.Tensor]:
         """Return the closed-over tensors for which others are passed."""
@@ -97,16 +112,37 @@ class JointFunction(Rebinding):
         self.differentiated = tuple(differentiated)
         if not differentiated:
             return [None] * len(wanted)
-        chosen = [results[index] for index in differentiated]
-        cotangents = [cotangent(result.detach(), number) for number, result in enumerate(chosen)]
-        again = self._differentiable_again
-        # A backward runs outside of its forward's autocast. Autograd's own thread may be waiting for this one.
+        chosen = {index: results[index] for index in differentiated}
+        if self._dependency is not None:
+            ends = [results[index] for index in self._dependency.results]
+            with stopping_at(ends):
+                return self._gradients_of(chosen, [*ends, *(tensors[index] for index in self._dependency.tensors)])
+        if self._given is None and not self._differentiable_again:  # torch.func takes no gradients of results
+            self.dependencies = self._find_dependencies(chosen, tensors)
         distinct = {id(tensor): tensor for tensor in wanted}
-        with without_autocast(), torch.autograd.set_multithreading_enabled(False), differentiating():
-            found = torch.autograd.grad(chosen, [*distinct.values()], cotangents, create_graph=again, allow_unused=True)
+        found = self._gradients_of(chosen, [*distinct.values()])
         # Of a tensor that was passed twice, autograd adds up what both arguments get.
         gradients: dict[int, torch.Tensor | None] = dict(zip(distinct, found, strict=True))
         return [gradients.pop(id(tensor), None) for tensor in wanted]
+
+    def _gradients_of(
+        self, results: Mapping[int, torch.Tensor], of: Sequence[torch.Tensor]
+    ) -> list[torch.Tensor | None]:
+        chosen = list(results.values())
+        cotangents = [cotangent(result.detach(), number) for number, result in enumerate(chosen)]
+        again = self._differentiable_again
+        # A backward runs outside of its forward's autocast. Autograd's own thread may be waiting for this one.
+        with without_autocast(), torch.autograd.set_multithreading_enabled(False), differentiating():
+            return list(torch.autograd.grad(chosen, of, cotangents, create_graph=again, allow_unused=True))
+
+    def _find_dependencies(
+        self, results: Mapping[int, torch.Tensor], tensors: Sequence[torch.Tensor]
+    ) -> dict[int, Dependency]:
+        """Find the results that are computed from others, where none shares memory with what was passed."""
+        passed = {tensor.untyped_storage()._cdata for tensor in tensors}
+        own = {n: result for n, result in results.items() if result.untyped_storage()._cdata not in passed}
+        wanted = {index: tensor for index, tensor in enumerate(tensors) if self.mask[index]}
+        return find_dependencies(own, wanted)
 
 
 def _set_requires_grad(tensors: Sequence[torch.Tensor], value: bool) -> None:

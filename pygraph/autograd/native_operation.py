@@ -20,9 +20,10 @@ from torch.utils import _pytree as pytree
 
 from pygraph.autograd.backward import Backward
 from pygraph.autograd.forward import Forward
-from pygraph.autograd.operation import Application, Operation
+from pygraph.autograd.operation import Application, Operation, gradients_of_result
 from pygraph.autograd.outcome import Outcome
 from pygraph.autograd.pullback import Pullback, ReadTensors
+from pygraph.autograd.result_links import node_of_call, with_links, without_links
 from pygraph.autograd.result_spec import ResultSpec, leaves_of_result
 from pygraph.autograd.saved_tensors import SavedTensors
 from pygraph.autograd.site import Site
@@ -103,7 +104,7 @@ def is_plain_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 def _served_by(result: Any) -> Any:
     """Return the context of the operation that has computed a result; None if no `Operation` has."""
     for leaf in pytree.tree_leaves(result):
-        function = leaf.grad_fn if isinstance(leaf, torch.Tensor) else None
+        function = node_of_call(leaf.grad_fn) if isinstance(leaf, torch.Tensor) else None
         if isinstance(function, Operation._backward_cls):  # pyright: ignore  # of FunctionMeta
             return function
     return None
@@ -123,10 +124,21 @@ def _structure(spec: ResultSpec) -> dict[str, Any]:
 def _apply(saved: Any, outputs: tuple[torch.Tensor, ...], *tensors: torch.Tensor) -> Any:
     """Return the results of a call that has run, with their history."""
     held = hold_accumulators(tensors)
-    tensors = saved.kind.pullback.without_unconnected(tensors)
-    results = NativeOperation.apply(saved, outputs, *tensors)  # pyright: ignore  # of torch._C._FunctionBase
+    pullback = saved.kind.pullback
+    tensors = pullback.without_unconnected(tensors)
+    plain = without_links(outputs, pullback) if pullback.dependencies else outputs
+    results: Any = NativeOperation.apply(saved, plain, *tensors)  # pyright: ignore  # of torch._C._FunctionBase
+    if pullback.dependencies:
+        results = tuple(with_links(results, outputs, pullback, tensors, _gradients_of_result))
     del held
     return results
+
+
+def _gradients_of_result(ctx: Any, index: int, cotangent: torch.Tensor) -> list[torch.Tensor | None]:
+    """Return the gradients of what a result depends on, of the context of a `NativeOperation`."""
+    if not hasattr(ctx, "saved"):
+        _take(ctx, [None] * ctx.native.kind.pullback.count)
+    return gradients_of_result(ctx, index, cotangent)
 
 
 class NativeOperation(torch.autograd.function._SingleLevelFunction):

@@ -29,6 +29,8 @@ from pygraph.autograd.levels import GradientBatch, Level, ambient, is_dual_level
 from pygraph.autograd.outcome import Outcome, StridedView
 from pygraph.autograd.placeholders import placeholder
 from pygraph.autograd.preserved_state import PreservedState
+from pygraph.autograd.pullback import Pullback
+from pygraph.autograd.result_links import with_links, without_links
 from pygraph.autograd.saved_tensors import SavedTensors
 
 
@@ -133,16 +135,20 @@ def apply(call: Application, tensors: Sequence[torch.Tensor]) -> list[torch.Tens
     outcome = Outcome()
     before = call.flat.effects.preserve(tensors) if call.flat.effects is not None else None
     application = Application(forward, call.numbers, outcome, before, call.unchanged)
-    if not stack:  # it runs before autograd looks at the tensors, of which it is known then which ones matter
-        application = dataclasses.replace(application, results=application.run(tensors, saves=True))
+    if stack:
+        results = Operation.at(transform, application, tensors)
+    else:  # it runs before autograd looks at the tensors, of which it is known then which ones matter
+        found = application.run(tensors, saves=True)
         assert outcome.pullback is not None
         tensors = outcome.pullback.without_unconnected(tensors)
-    results = Operation.at(transform, application, tensors)
+        application = dataclasses.replace(application, results=without_links(found, outcome.pullback))
+        made = Operation.at(None, application, tensors)
+        results = with_links(made, found, outcome.pullback, tensors, gradients_of_result)
     assert outcome.pullback is not None
     count = outcome.pullback.count
     call.outcome.spec, call.outcome.inputs, call.outcome.duplicates = outcome.spec, outcome.inputs, outcome.duplicates
     call.outcome.input_views = {index: view for index, view in outcome.input_views.items() if index < count}
-    return results[:count]
+    return list(results[:count])
 
 
 def _apply_to_batch(call: Application, tensors: Sequence[torch.Tensor], transform: Batching) -> list[torch.Tensor]:
@@ -154,6 +160,37 @@ def _apply_to_batch(call: Application, tensors: Sequence[torch.Tensor], transfor
         flat, given = call.flat.batched(plain, in_dims, transform.size, transform.randomness)
         results = apply(dataclasses.replace(call, flat=flat), given)
     return transform.join(results, call.outcome.pop_out_dims())
+
+
+def gradients_of_result(ctx: Any, index: int, cotangent: torch.Tensor) -> list[torch.Tensor | None]:
+    """Return the gradients of what a result depends on, see `pygraph.autograd.result_links`.
+
+    Args:
+        ctx: The context of the call, of an `Operation`.
+        index: The result.
+        cotangent: Its cotangent.
+    """
+    again = _autograd._get_current_graph_task_keep_graph()
+    saved = ctx.saved.restore(ctx, index)
+    found = _gradients(ctx, *ctx.call.rule.pull_back_result(index, saved, cotangent, ctx.call.numbers))
+    if not again:
+        ctx.saved.note_differentiated(index)
+    return found
+
+
+def _gradients(ctx: Any, flat: TransformableFunction, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
+    """Return what a backward of a call gives for these tensors, which may be a batch."""
+    outcome = Outcome()
+    batch = GradientBatch.among(tensors)
+    if batch is None:
+        call = Application(flat, ctx.call.numbers, outcome, ctx.call.before, unchanged=ctx.saved.is_own)
+        gradients = apply(call, tensors)
+    else:
+        flat, plain = flat.batched(*batch.split(tensors), "error")
+        found = apply(Application(flat, ctx.call.numbers, outcome, ctx.call.before), plain)
+        gradients = batch.join(found, outcome.pop_out_dims())
+    assert outcome.spec is not None
+    return list(outcome.spec.unflatten(gradients))
 
 
 class Operation(LevelFunction):
@@ -196,20 +233,11 @@ class Operation(LevelFunction):
         mask = tuple(ctx.needs_input_grad[2:])
         if all(cotangent is None for cotangent in cotangents):
             return (None,) * (2 + len(mask))
+        rule = ctx.call.rule
         again = _autograd._get_current_graph_task_keep_graph()
-        saved = ctx.saved.restore(ctx, cotangents)
-        flat, tensors = ctx.call.rule.pull_back(saved, mask, cotangents, ctx.call.numbers)
-        outcome = Outcome()
-        batch = GradientBatch.among(tensors)
-        if batch is None:
-            call = Application(flat, ctx.call.numbers, outcome, ctx.call.before, unchanged=ctx.saved.is_own)
-            gradients = apply(call, tensors)
-        else:
-            flat, plain = flat.batched(*batch.split(tensors), "error")
-            found = apply(Application(flat, ctx.call.numbers, outcome, ctx.call.before), plain)
-            gradients = batch.join(found, outcome.pop_out_dims())
-        assert outcome.spec is not None
-        found = iter(outcome.spec.unflatten(gradients))
+        saved = ctx.saved.restore(ctx, rule.given(cotangents) if isinstance(rule, Pullback) else frozenset())
+        flat, tensors = rule.pull_back(saved, mask, cotangents, ctx.call.numbers)
+        found = iter(_gradients(ctx, flat, tensors))
         if not again and ctx.saved.release(cotangents, ctx.call.numbers):
             ctx.call = dataclasses.replace(ctx.call, before=None)
         return None, None, *(next(found) if wanted else None for wanted in mask)

@@ -9,12 +9,12 @@ import dataclasses
 import itertools
 import operator
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack  # checked with torch 2.11 and 2.13
 
-from pygraph.autograd.backward import Backward, BackwardProgram
+from pygraph.autograd.backward import Backward, BackwardOfResult, BackwardProgram
 from pygraph.autograd.derived import TransformableFunction
 from pygraph.autograd.flat_function import EngineOwner
 from pygraph.autograd.joint_function import JointFunction
@@ -27,6 +27,9 @@ from pygraph.errors import TraceError
 from pygraph.ir.descriptors import Captured
 from pygraph.tracing.function_kinds import Traced
 from pygraph.tracing.trace import trace_call
+
+Chosen: TypeAlias = "frozenset[int] | int"
+"""A backward of a call: of the results that have cotangents, or of one result up to those that it depends on."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,6 +70,7 @@ class Pullback(EngineOwner):
         first_result: The position among the saved tensors of the first result that the backward reads.
         returned: The results that the backward reads.
         returns_fresh: Whether the function's results are known to share no memory with its arguments.
+        dependencies: The results that are computed from others.
     """
 
     def __init__(self, joint: JointFunction, traced: Traced, args: Sequence[Any]) -> None:
@@ -78,6 +82,7 @@ class Pullback(EngineOwner):
         self.inner = joint.inner
         self.mask = joint.mask
         self.differentiated = joint.differentiated
+        self.dependencies = joint.dependencies
         self.out_dims = joint.out_dims
         self.partition = partition_program(traced.program, self)
         self.passed = [index for index in range(self.inner.arity) if index not in forward.unlifted]
@@ -102,10 +107,10 @@ class Pullback(EngineOwner):
         connected = tuple(one and next(wanted) not in absent for one in self.mask)
         self.connected = connected if any(connected) else self.mask
         of_all = BackwardProgram.of(self.partition.backward, self.partition.sources, joint.differentiated)
-        self._programs: dict[frozenset[int], BackwardProgram | None] = {frozenset(of_all.results): of_all}
+        self._programs: dict[Chosen, BackwardProgram | None] = {frozenset(of_all.results): of_all}
         self._with_cotangents = frozenset(of_all.results)
-        self._needed = {self._with_cotangents: self._read_by(of_all)}
-        self._backwards: dict[tuple[frozenset[int], tuple[bool, ...]], Backward] = {}
+        self._needed: dict[Chosen, set[int]] = {self._with_cotangents: self._read_by(of_all)}
+        self._backwards: dict[tuple[Chosen, tuple[bool, ...]], Backward] = {}
 
     def engines(self) -> Iterator[Engine]:
         """Iterate over the engines of its backwards."""
@@ -158,18 +163,15 @@ class Pullback(EngineOwner):
             self._metadata = [(tensor.shape, tensor.dtype, tensor.device) for tensor in saved]
         return self._metadata
 
-    def needed(
-        self, saved: Sequence[torch.Tensor], cotangents: Sequence[torch.Tensor | None], numbers: Sequence[Any]
-    ) -> set[int]:
-        """Return which of the saved tensors a backward of these cotangents reads."""
-        given = self._given(cotangents)
-        if given not in self._needed:
-            self._needed[given] = self._read_by(self._program(given, saved[: self.inner.arity], numbers))
-        return self._needed[given]
+    def needed(self, saved: Sequence[torch.Tensor], chosen: Chosen, numbers: Sequence[Any]) -> set[int]:
+        """Return which of the saved tensors a backward reads."""
+        if chosen not in self._needed:
+            self._needed[chosen] = self._read_by(self._program(chosen, saved[: self.inner.arity], numbers))
+        return self._needed[chosen]
 
-    def reads_captured(self, cotangents: Sequence[torch.Tensor | None], tensor: torch.Tensor) -> bool:
-        """Whether the backward of these cotangents, which is known, reads a tensor that the function closes over."""
-        backward = self._programs.get(self._given(cotangents))
+    def reads_captured(self, chosen: Chosen, tensor: torch.Tensor) -> bool:
+        """Whether a backward, which is known, reads a tensor that the function closes over."""
+        backward = self._programs.get(chosen)
         if backward is None:
             return True
         captured = (one.value for one in backward.program.inputs if isinstance(one, Captured))
@@ -206,7 +208,7 @@ class Pullback(EngineOwner):
     ) -> tuple[TransformableFunction, list[torch.Tensor]]:
         """Return the `Backward`, and its tensors: the forward's, cotangents, and the rest of the saved tensors."""
         arity = self.inner.arity
-        given = self._given(cotangents)
+        given = self.given(cotangents)
         backward = self._program(given, saved[:arity], numbers)
         if backward is None:
             return self.inner.pull_back(saved[:arity], mask, cotangents[: self.count], numbers)
@@ -215,30 +217,62 @@ class Pullback(EngineOwner):
             positions, extras = self._positions(backward), len(saved) - arity
             made = Backward(self.inner, backward, positions, self.mask, mask, extras, self._repeated)
             self._backwards.setdefault(key, made)
+        return self._backwards[key], self._tensors_of(backward, saved, cotangents)
+
+    def pull_back_result(
+        self, index: int, saved: Sequence[torch.Tensor], cotangent: torch.Tensor, numbers: Sequence[Any]
+    ) -> tuple[TransformableFunction, list[torch.Tensor]]:
+        """Return the backward of one result up to what it depends on, and its tensors.
+
+        Raises:
+            RuntimeError: The forward has not saved what it reads.
+        """
+        arity = self.inner.arity
+        backward = self._program(index, saved[:arity], numbers)
+        if backward is None:
+            raise RuntimeError(_NOT_SAVED.format(self.inner.name))
+        dependency = self.dependencies[index]
+        wanted = (True,) * (len(dependency.results) + len(dependency.tensors))
+        if (index, wanted) not in self._backwards:
+            positions, extras = self._positions(backward), len(saved) - arity
+            made = BackwardOfResult(self.inner, backward, positions, wanted, wanted, extras, {})
+            self._backwards.setdefault((index, wanted), made)
+        cotangents = [cotangent if number == index else None for number in range(index + 1)]
+        return self._backwards[index, wanted], self._tensors_of(backward, saved, cotangents)
+
+    def _tensors_of(
+        self,
+        backward: BackwardProgram,
+        saved: Sequence[torch.Tensor],
+        cotangents: Sequence[torch.Tensor | None],
+    ) -> list[torch.Tensor]:
+        """Return the tensors of a `Backward`: the forward's, cotangents, and the rest of the saved tensors."""
+        arity = self.inner.arity
         # A second run computes its own results for further derivatives: the backward reads them as constants.
         extras = (tensor.detach() if tensor.requires_grad else tensor for tensor in saved[arity:])
         filled = (cotangents[index] for index in backward.results)
-        return self._backwards[key], [*saved[:arity], *(c for c in filled if c is not None), *extras]
+        return [*saved[:arity], *(c for c in filled if c is not None), *extras]
 
     def is_whole(self, cotangents: Sequence[torch.Tensor | None]) -> bool:
         """Whether there are the cotangents of all results that have a gradient."""
-        return self._given(cotangents) == self._with_cotangents
+        return self.given(cotangents) == self._with_cotangents
 
-    def _given(self, cotangents: Sequence[torch.Tensor | None]) -> frozenset[int]:
+    def given(self, cotangents: Sequence[torch.Tensor | None]) -> frozenset[int]:
+        """Return the results that have a gradient and a cotangent."""
         return frozenset(index for index in self._with_cotangents if cotangents[index] is not None)
 
     def _program(
-        self, given: frozenset[int], tensors: Sequence[torch.Tensor], numbers: Sequence[Any]
+        self, chosen: Chosen, tensors: Sequence[torch.Tensor], numbers: Sequence[Any]
     ) -> BackwardProgram | None:
         """Return the backward of these results only; None if the forward has not saved the values that it needs."""
-        if given not in self._programs:
-            self._programs[given] = self._trace_again(given, tensors, numbers)
-        return self._programs[given]
+        if chosen not in self._programs:
+            self._programs[chosen] = self._trace_again(chosen, tensors, numbers)
+        return self._programs[chosen]
 
     def _trace_again(
-        self, given: frozenset[int], tensors: Sequence[torch.Tensor], numbers: Sequence[Any]
+        self, chosen: Chosen, tensors: Sequence[torch.Tensor], numbers: Sequence[Any]
     ) -> BackwardProgram | None:
-        joint = self._joint.with_cotangents_of(given)
+        joint = self._joint.of_result(chosen) if isinstance(chosen, int) else self._joint.with_cotangents_of(chosen)
         try:
             with self.inner.function.turn(), temporarily_clear_interpreter_stack():
                 passed = [plain_of(tensors[index]).detach() for index in self.passed]
@@ -267,3 +301,9 @@ class Pullback(EngineOwner):
             else:
                 positions.append(first_number + source.index - len(self.passed))
         return positions
+
+
+_NOT_SAVED = (
+    "the gradient of one result of a call of {} for another one needs tensors that the call has not saved; expected"
+    " that it is taken inside of the function"
+)

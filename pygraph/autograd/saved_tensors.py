@@ -13,7 +13,7 @@ import torch
 
 from pygraph.autograd.levels import is_dual_level, levels, saved_tensors_hooks
 from pygraph.autograd.placeholders import Metadata, alias_with_history, placeholder
-from pygraph.autograd.pullback import Pullback, ReadTensors
+from pygraph.autograd.pullback import Chosen, Pullback, ReadTensors
 
 
 class SavedTensors:
@@ -101,12 +101,12 @@ class SavedTensors:
         """Drop the references to the tensors that autograd has saved now."""
         del self.saved
 
-    def restore(self, ctx: Any, cotangents: Sequence[torch.Tensor | None] = ()) -> list[torch.Tensor]:
+    def restore(self, ctx: Any, chosen: Chosen = frozenset()) -> list[torch.Tensor]:
         """Return all saved tensors.
 
         Args:
             ctx: The context in which autograd has saved its part.
-            cotangents: The cotangents of the results, if it is for a backward.
+            chosen: The backward that is to read them, if it is for one.
 
         Raises:
             RuntimeError: A tensor has been freed, or updated in place.
@@ -128,13 +128,18 @@ class SavedTensors:
                 for index, tensor in enumerate(self._tensors)
             ]
         # A backward that is differentiated may read any.
-        needed = range(len(found)) if again else self._rule.needed(found, cotangents, ctx.call.numbers)
-        freed = set(self._rule.differentiated) - self._not_yet_differentiated  # results whose own tensors are
-        if needed and any(cotangents[index] is not None for index in freed):
+        needed = range(len(found)) if again else self._rule.needed(found, chosen, ctx.call.numbers)
+        differentiated = {chosen} if isinstance(chosen, int) else chosen
+        if needed and not differentiated <= self._not_yet_differentiated:  # results whose own tensors are freed
             raise RuntimeError(_FREED)
         self._check(needed)
-        self._check_watched(() if again else cotangents)
+        self._check_watched(None if again else chosen)
         return found
+
+    def note_differentiated(self, index: int) -> None:
+        """Note that a backward has gone on from a result to those that it depends on, and is not to be repeated."""
+        self._not_yet_differentiated.discard(index)
+        self._has_freed = True
 
     def release(self, cotangents: Sequence[torch.Tensor | None], numbers: Sequence[Any]) -> bool:
         """Free the tensors that a backward has read, which is not to be repeated.
@@ -149,7 +154,9 @@ class SavedTensors:
         if not self._not_yet_differentiated:
             self._tensors = [None] * len(self._tensors)
             return True
-        for index in self._rule.needed((), cotangents, numbers):  # which is known by now, without the tensors
+        for index in self._rule.needed(
+            (), self._rule.given(cotangents), numbers
+        ):  # which is known by now, without the tensors
             if index >= self._rule.inner.arity:  # in eager, each operation that takes one of these saves it for itself
                 self._tensors[index] = None
         return False
@@ -163,16 +170,16 @@ class SavedTensors:
             if tensor._version != version and index not in self._unread:
                 raise _update_error(tensor, version)
 
-    def _check_watched(self, cotangents: Sequence[torch.Tensor | None] = ()) -> None:
+    def _check_watched(self, chosen: Chosen | None = None) -> None:
         """Raise torch's error if a tensor that the backward reads where the function closes over it was updated.
 
         Args:
-            cotangents: The cotangents of the results, if only the tensors matter that a backward of these reads.
+            chosen: A backward, if only the tensors matter that this one reads.
         """
         if list(map(_version, self._watched)) == self._watched_versions:
             return
         for tensor, version in zip(self._watched, self._watched_versions, strict=True):
-            if tensor._version != version and (not cotangents or self._rule.reads_captured(cotangents, tensor)):
+            if tensor._version != version and (chosen is None or self._rule.reads_captured(chosen, tensor)):
                 raise _update_error(tensor, version)
 
     def _check_unread(self) -> None:

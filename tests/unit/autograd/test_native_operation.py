@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 import pygraph
 from pygraph.autograd.native_operation import NativeOperation
 from pygraph.autograd.operation import Operation
+from pygraph.autograd.result_links import node_of_call
 from pygraph.process import extension
 from tests.memory import live_bytes
 from tests.unit.native.test_replay import fake  # noqa: F401  # pyright: ignore[reportUnusedImport]  # a fixture
@@ -114,7 +115,7 @@ def total(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def is_native(result: Tensor) -> bool:
-    return isinstance(result.grad_fn, NativeOperation._backward_cls)  # pyright: ignore
+    return isinstance(node_of_call(result.grad_fn), NativeOperation._backward_cls)  # pyright: ignore
 
 
 def test_training_steps_do_without_python(pair: Pair, in_python: list[str]) -> None:

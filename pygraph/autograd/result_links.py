@@ -1,0 +1,89 @@
+"""Links: nodes of autograd's graph between results of one call, of which some are computed from others.
+
+A call is one node of that graph, with one backward. A result that is computed from others has a node of its own before
+it, the link, with edges to the call, to those results, and to the tensors that it depends on besides. As long as nobody
+looks at the gradients of those results, the link hands its gradient to the call, which goes on with all at once. Else
+it computes theirs, so that autograd adds them up, calls hooks with them, and keeps them, as in eager.
+"""
+
+# Contexts have attributes of any type.
+# pyright: reportPrivateUsage=false
+# pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false, reportUnknownMemberType=false
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import torch
+
+from pygraph.autograd.pullback import Pullback
+from pygraph.process import extension
+
+GradientsOfResult: TypeAlias = "Callable[[Any, int, torch.Tensor], list[torch.Tensor | None]]"
+"""A function of a call's node, a result's number and its cotangent; the gradients of what the result depends on."""
+
+
+def without_links(results: Sequence[torch.Tensor], pullback: Pullback) -> tuple[torch.Tensor, ...]:
+    """Return results for the call's own node: others in the place of those that get a link."""
+    linked = pullback.dependencies
+    return tuple(result.detach() if index in linked else result for index, result in enumerate(results))
+
+
+def with_links(
+    made: Sequence[torch.Tensor],
+    results: Sequence[torch.Tensor],
+    pullback: Pullback,
+    tensors: Sequence[torch.Tensor],
+    gradients: GradientsOfResult,
+) -> Sequence[torch.Tensor]:
+    """Return the results of a call, with their history.
+
+    Args:
+        made: What the call's node has made of `without_links`.
+        results: The results.
+        pullback: The derivative rule of the call.
+        tensors: The tensors that it was passed.
+        gradients: Computes gradients of what a result depends on.
+    """
+    found = list(made)
+    for index, dependency in pullback.dependencies.items():
+        others = (found[number] for number in dependency.results)
+        depends_on = (*others, *(tensors[number] for number in dependency.tensors))
+        found[index] = _Link.apply((results[index], index, gradients), made[index], *depends_on)  # pyright: ignore
+    return found
+
+
+def node_of_call(function: Any) -> Any:
+    """Return the node of the call that has computed a result, of the result's node."""
+    return function.next_functions[0][0] if isinstance(function, _Link._backward_cls) else function  # pyright: ignore
+
+
+class _Link(torch.autograd.function._SingleLevelFunction):
+    """The link of a result."""
+
+    @staticmethod
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any, given: tuple[torch.Tensor, int, GradientsOfResult], *edges: torch.Tensor
+    ) -> torch.Tensor:
+        """Return the result, which has no history yet; edges lead to the call and to what the result depends on."""
+        ctx.set_materialize_grads(False)
+        result, ctx.index, ctx.gradients = given
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, cotangent: torch.Tensor | None) -> Any:  # pyright: ignore
+        """Return the gradient of the call's node, or those of the results and tensors that this one depends on."""
+        others = len(ctx.needs_input_grad) - 2
+        if cotangent is None or not _is_looked_at():
+            return None, cotangent, *[None] * others
+        return None, None, *ctx.gradients(node_of_call(ctx), ctx.index, cotangent)
+
+
+def _is_looked_at() -> bool:
+    """Whether a gradient of what the result depends on is wanted, kept or passed to a hook in the backward that runs.
+
+    Python cannot ask: without the extension, each may be.
+    """
+    module = extension.loaded()
+    return module is None or bool(module.is_gradient_looked_at())

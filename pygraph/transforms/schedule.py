@@ -37,6 +37,9 @@ def alternating_runs(graph: fx.Graph, reasons: dict[fx.Node, str]) -> Schedule:
     Args:
         graph: The graph; it is not changed.
         reasons: By node that is not for a graph, the reason. Views without a reason are no part of the schedule.
+
+    Raises:
+        TraceError: There is no such order.
     """
     work = [node for node in graph.nodes if is_work(node) or node in reasons]
     needs = _dependencies(graph, work)
@@ -47,7 +50,7 @@ def alternating_runs(graph: fx.Graph, reasons: dict[fx.Node, str]) -> Schedule:
     waiting = dict.fromkeys(work)
     done: set[fx.Node] = set()
     runs: Schedule = []
-    recordable = False
+    recordable = is_stuck = False
     while waiting:
         run: list[fx.Node] = []
         for node in list(waiting):
@@ -57,6 +60,10 @@ def alternating_runs(graph: fx.Graph, reasons: dict[fx.Node, str]) -> Schedule:
                 del waiting[node]
         if run:
             runs.append((recordable, run))
+        elif is_stuck:
+            text = f"each of these waits for another one: {', '.join(target_text(node.target) for node in waiting)}"
+            raise TraceError(describe("graphify", text, remedy="This is a mistake of pygraph's; please report it."))
+        is_stuck = not run
         recordable = not recordable
     return runs
 
@@ -134,11 +141,15 @@ def _keep_errors_in_order(work: list[fx.Node], needs: dict[fx.Node, set[fx.Node]
             for need in needs[node]:
                 users[need].add(node)
         before, after = _reached(error, needs), _reached(error, users)
-        for effect in effects:
+        for effect in effects:  # each may have others before or after the error, by what it needs itself
             if effect.meta["order"] > at and effect not in before:
                 needs[effect].add(error)
+                users[error].add(effect)
+                after |= _reached(effect, users)
             elif effect.meta["order"] < at and effect not in after:
                 needs[error].add(effect)
+                users[effect].add(error)
+                before |= _reached(effect, needs)
 
 
 def _keep_decisions_in_order(work: list[fx.Node], needs: dict[fx.Node, set[fx.Node]]) -> None:

@@ -45,6 +45,15 @@ def asked_before(x: Tensor) -> Tensor:
     return y * first + torch.rand(3, device="cpu").to(x.device) * random.random()
 
 
+def updated_before(h: Tensor, x: Tensor) -> Tensor:
+    """What is drawn is put on the device between an update and a decision by what is drawn next."""
+    h.add_(1)
+    x = x * torch.tensor([random.random(), 1.0, 1.0], device=x.device)
+    if random.random() < 0.5:
+        x = x * 2
+    return x[[random.randint(0, 1)]] + h
+
+
 GRAPHS: dict[str, Callable[[Tensor], Any]] = {
     "random": lambda x: x * random.random(),
     "uniform": lambda x: x * random.uniform(1, 3) + np.random.uniform(0, 2),
@@ -118,6 +127,15 @@ def test_draws_that_autograd_differentiates(device: torch.device, kind: str) -> 
     expected, expected_state = run(lambda x: step(forward, x), device)
     torch.testing.assert_close(found, expected)
     assert state == expected_state
+
+
+def test_an_update_before_draws_and_decisions(device: torch.device) -> None:
+    found: list[Any] = []
+    for decorate in (lambda fn: fn, pygraph.jit):
+        h = torch.zeros(3, device=device)
+        function = decorate(lambda x, h=h: updated_before(h, x))
+        found.append([*run(function, device), h])
+    torch.testing.assert_close(*found)
 
 
 def test_a_wrong_draw_is_eagers_error(device: torch.device) -> None:

@@ -6,7 +6,9 @@ import pytest
 import torch
 from torch import fx
 
+from pygraph.errors import TraceError
 from pygraph.ir.decisions import ask
+from pygraph.transforms import schedule
 from pygraph.transforms.schedule import alternating_runs
 
 
@@ -30,3 +32,13 @@ def test_a_question_that_stands_behind_a_draw_by_now(asserts: bool) -> None:
     reasons = dict.fromkeys((rows, sized, size, question, *asserted), "it is for the host")
     order = [node for _, run in alternating_runs(graph, reasons) for node in run]
     assert order.index(question) < order.index(sized) < order.index(drawn)
+
+
+def test_nodes_that_wait_for_each_other_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    first = graph.call_function(torch.ops.aten.sin.default, (x,))
+    second = graph.call_function(torch.ops.aten.cos.default, (x,))
+    monkeypatch.setattr(schedule, "_dependencies", lambda graph, work: {first: {second}, second: {first}})
+    with pytest.raises(TraceError, match=r"aten.sin.default, aten.cos.default"):
+        alternating_runs(graph, {})

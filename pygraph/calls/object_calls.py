@@ -11,6 +11,7 @@ from typing import Any
 
 from pygraph.calls.entries import StateRunner
 from pygraph.calls.function import Call
+from pygraph.calls.initial_states import Draws, InitialStates, entries_of
 from pygraph.calls.keys import flatten_call
 from pygraph.calls.limits import LIMITS
 from pygraph.calls.opened_function import AsItWas, OpenedFunction
@@ -20,10 +21,13 @@ from pygraph.guards.argument_containers import Change, ContainersBefore, contain
 from pygraph.guards.environment import Environment
 from pygraph.guards.layouts import Layout
 from pygraph.guards.object_classes import names_in_methods
-from pygraph.guards.opened import NotOpenedError, Opened, Opening, is_openable
+from pygraph.guards.opened import NotOpenedError, Opened, OpenedCall, Opening, is_openable
+from pygraph.ir.effects import asked_failures
 from pygraph.ir.paths import argument_path, flatten_with_path
+from pygraph.ir.program import Program
 from pygraph.ir.structures import unflatten
 from pygraph.process.reentrancy import here
+from pygraph.runtime.node_errors import is_failure
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,6 +60,7 @@ class ObjectCalls:
         self._layouts: dict[Layout, Layout] = {}
         self._is_new = True  # the last call, or this one, which is the first
         self._named: dict[type, Callable[[str], bool]] = {}
+        self._looked_at, self._draws = -1, Draws()  # the number of compilations, and what calls drew from then
 
     def serve(self, look_up: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a call by what looks it up: again as long as more is found of the containers that it changes."""
@@ -127,9 +132,14 @@ class ObjectCalls:
             self._engine.policy.check_call(opening.call)
         except ClosedError as error:
             return Closed(str(error))
+        states = self._states(opening.call)
         try:
             result = self._engine(*args, **kwargs)
-        except (ClosedError, FallbackError) as error:
+        except Exception as error:
+            if is_failure(error) and self._function.leaves_something:
+                return self._as_it_is(opening.call, states)
+            if not isinstance(error, (ClosedError, FallbackError)):
+                raise
             if isinstance(error, FallbackError) and not self._users.function.options.strict:
                 raise  # of a function that it calls
             if len(self._closed) > LIMITS.forms:
@@ -140,6 +150,23 @@ class ObjectCalls:
         if type(result) is AsItWas:
             return result.result
         return self._function.result_of(opening.call, *result)
+
+    def _states(self, call: OpenedCall) -> InitialStates:
+        """The states of the generators from which a call may draw before an operation fails by its data."""
+        compilations = self._users.shared.counts.compilations
+        if compilations != self._looked_at:
+            self._looked_at, self._draws = compilations, Draws()
+            if self._function.leaves_something and any(asked_failures(one.nodes) for one in _programs(self._engine)):
+                self._draws = Draws.of(self._engine)
+        states = InitialStates(self._users, call.args, call.kwargs, self._draws)
+        if self._draws.any:
+            states.save()
+        return states
+
+    def _as_it_is(self, call: OpenedCall, states: InitialStates) -> Any:
+        """Run a call in which an operation has failed by its data, and nothing was stored or updated until then."""
+        states.restore()
+        return self._users.function.as_it_is(*call.args, **call.kwargs)
 
     def _run_by_parts(self, args: tuple[Any, ...], kwargs: dict[str, Any], closed: Closed) -> bool:
         """Have calls like one that stays as it is run by the parts of its function, if that has been cut meanwhile."""
@@ -201,3 +228,7 @@ class ObjectCalls:
         self._named.clear()
         for engine in self.engines():
             engine.release()
+
+
+def _programs(engine: Any) -> Iterator[Program]:
+    return (entry.program for _, entry in entries_of(engine) if entry.program is not None)

@@ -23,6 +23,8 @@ from pygraph.guards.replicas import Owners, Replicas, Write, with_owners
 from pygraph.ir.constants import IMMUTABLE
 from pygraph.ir.paths import argument_path, flatten_with_path
 from pygraph.ir.structures import unflatten
+from pygraph.runtime.node_errors import not_without_effects
+from pygraph.tracing.failing_operations import note_failures
 from pygraph.tracing.function_kinds import Renaming
 from pygraph.tracing.live_arrays import LiveArray
 from pygraph.tracing.live_lists import LiveList
@@ -85,7 +87,9 @@ class OpenedFunction(Renaming):
         keyed, tree = flatten_with_path((args, kwargs), is_leaf=is_opened)
         call = call_of(leaf for _, leaf in keyed)
         if call is not None:
-            return AsItWas(self.__wrapped__(*call.args, **call.kwargs))
+            with not_without_effects():
+                return AsItWas(self.__wrapped__(*call.args, **call.kwargs))
+        note_failures()
         problems: list[str] = []
         made = Replicas(
             functools.partial(_array, problems), _numbers, lambda name, cls: UnreadValue(name, cls, problems)
@@ -115,6 +119,11 @@ class OpenedFunction(Renaming):
         made.put_back()
         made.check_references()
         return self._number(Effects(writes, stored, returned)), values, result
+
+    @property
+    def leaves_something(self) -> bool:
+        """Whether some of its calls store something on objects of the caller's."""
+        return any(effects.writes for effects in self.effects)
 
     def _number(self, effects: Effects) -> int:
         if effects not in self.effects:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from typing import Any
 
 from torch import fx
@@ -42,6 +43,17 @@ def note_failure(error: Exception, node: fx.Node) -> None:
 def is_failure(error: Exception) -> bool:
     """Whether an operation has raised an error by its data."""
     return getattr(error, "_pygraph_failed", False)
+
+
+@contextlib.contextmanager
+def not_without_effects() -> Generator[None, None, None]:
+    """Have an error of what runs here be no failure of an operation alone: other things may have been done before."""
+    try:
+        yield
+    except Exception as error:
+        if is_failure(error):
+            error._pygraph_failed = False  # pyright: ignore[reportAttributeAccessIssue]
+        raise
 
 
 def has_line(error: BaseException) -> bool:

@@ -64,9 +64,10 @@ def check_not_caught(func: Any, kwargs: dict[str, Any], frame: types.FrameType |
 
 
 def note_failures() -> None:
-    """Have the trace under way ask behind each operation that fails by its data whether that has not failed."""
+    """Have the trace under way, if there is one, ask behind each operation that fails by its data whether it has not."""
     mode: Any = get_proxy_mode()
-    setattr(mode.tracer, _NOTES, True)
+    if mode is not None:
+        setattr(mode.tracer, _NOTES, True)
 
 
 def ask_behind(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], tracer: Any) -> None:

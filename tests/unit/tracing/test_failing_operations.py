@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -104,3 +105,34 @@ def test_what_is_caught_is_as_in_eager(device: torch.device, fn: Callable[[Tenso
     fast, good = pygraph.jit(fn), torch.eye(3, device=device)
     for factor in (1, 2, -1, 3, -2, 4):
         torch.testing.assert_close(fast(good * factor), fn(good * factor))
+
+
+def test_what_a_call_has_left_on_its_arguments(device: torch.device) -> None:
+    """An error that the caller catches leaves what was stored until then, and draws and updates of until then."""
+    found: list[list[Any]] = []
+    inner = pygraph.jit(lambda x, box: (setattr(box, "inner", 1), torch.linalg.cholesky(x))[1])
+    for decorate in (lambda fn: fn, pygraph.jit):
+        updated, seen = torch.zeros(2, 2, device=device), list[Any]()
+
+        def fn(x: Tensor, box: Any, items: list[int], named: dict[str, Any], updated: Tensor = updated) -> Tensor:
+            box.count += 1
+            items.append(box.count)
+            updated.add_(1)
+            x = x + torch.rand(2, 2, device=x.device) * 0.01
+            factor = torch.linalg.cholesky(x) * box.count
+            named["sum"] = factor.sum()
+            updated.mul_(2)
+            return factor + torch.rand(2, 2, device=x.device) + inner(x, box)
+
+        function = decorate(fn)
+        torch.manual_seed(0)
+        for k in range(8):
+            box, items, named = types.SimpleNamespace(count=k), [k], dict[str, Any]()
+            sign, seen = -1 if k in (0, 4, 5) else 1, [*seen]
+            try:
+                seen.append(function(torch.eye(2, device=device) * sign, box, items, named))
+            except torch.linalg.LinAlgError:
+                seen.append(None)
+            seen += [vars(box), items, named, updated.clone(), torch.rand(1), torch.rand(1, device=device)]
+        found.append(seen)
+    torch.testing.assert_close(*found)

@@ -24,6 +24,7 @@ from pygraph.ir.decisions import is_question
 from pygraph.ir.effects import KNOWN_NAMESPACES, is_action, is_operation
 from pygraph.ir.functional_variants import written_values
 from pygraph.ir.printing import target_text
+from pygraph.ir.python_draws import PythonStates
 from pygraph.tracing.hidden_writes import written_in_hiding
 
 
@@ -59,6 +60,7 @@ def value_at(node: fx.Node, last: fx.Node, root: Any, values: Sequence[Any], res
     failed: list[Exception] = []
 
     def run() -> None:
+        drawn = PythonStates()  # by what the trace runs as Python; that has changed them is noticed at its end
         restore()
         try:
             with torch.no_grad():
@@ -67,6 +69,7 @@ def value_at(node: fx.Node, last: fx.Node, root: Any, values: Sequence[Any], res
             failed.append(error)
         finally:
             restore()
+            drawn.restore()
 
     device = next((value.device for value in values if isinstance(value, torch.Tensor) and value.is_cuda), None)
     outside_of_modes(run, device)

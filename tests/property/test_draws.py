@@ -26,6 +26,7 @@ STATEMENTS = (
     "x = x[[random.randint(0, 3), 1, 2, random.randint(0, 3)]]",
     "x = x[random.sample(range(4), 4)]",
     "x = x[torch.from_numpy(np.random.permutation(4)).to(x.device)]",
+    "x = x * random.choice([1.0, 2.0, 3.0])",
     "x = x + torch.rand(4, device=x.device)",
     "x = x + torch.rand(4, device='cpu').to(x.device)",
     "if random.random() < 0.5: x = x.flip(0)",
@@ -56,4 +57,5 @@ def run(lines: list[str], device: torch.device, *, jitted: bool) -> list[Any]:
 @settings(max_examples=examples(12, 400))
 @given(lines=st.lists(st.sampled_from(STATEMENTS), min_size=2, max_size=7))
 def test_as_in_eager(device: torch.device, lines: list[str]) -> None:
+    pygraph.jit(lambda x: x * random.random())(torch.ones(1, device=device))  # states of `random` are read from now on
     torch.testing.assert_close(run(lines, device, jitted=True), run(lines, device, jitted=False))

@@ -76,6 +76,9 @@ GRAPHS: dict[str, Callable[[Tensor], Any]] = {
 OTHERS: dict[str, Callable[[Tensor], Any]] = {
     "many": lambda x: x * sum(random.random() for _ in range(6)),
     "choice": lambda x: x * random.choice([1, 2, 3]),
+    "choice and a question": lambda x: x * random.choice([1, 2, 3]) if x.sum() > 140 else x - random.randrange(5),
+    "choices and a question": lambda x: (x[random.choices(range(8), k=2)], (x.mean() > 6).item()),
+    "a draw, choice and a question": lambda x: x * random.random() * random.choice([1, 2]) * (x.sum() > 140).item(),
     "by keyword": lambda x: x * np.random.uniform(high=2.0) + np.random.beta(b=1, a=2),
     "of numbers that are live": lambda x: x * random.uniform(0, x.sum().item()),
     "numpy choice": lambda x: x[np.random.choice(8, 3)],
@@ -100,6 +103,7 @@ def run(function: Callable[[Tensor], Any], device: torch.device) -> tuple[list[A
 
 @pytest.mark.parametrize("kind", [*GRAPHS, *OTHERS])
 def test_draws_are_those_of_eager(device: torch.device, kind: str) -> None:
+    run(pygraph.jit(GRAPHS["random"]), device)  # from now on, states of these generators are read and put back
     function = GRAPHS.get(kind) or OTHERS[kind]
     fast = pygraph.jit(function)
     (found, state), (expected, expected_state) = run(fast, device), run(function, device)

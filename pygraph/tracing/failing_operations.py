@@ -64,7 +64,7 @@ def check_not_caught(func: Any, kwargs: dict[str, Any], frame: types.FrameType |
 
 
 def note_failures() -> None:
-    """Have the trace under way, if there is one, ask behind operations that fail by their data whether they have not."""
+    """Have the trace under way, if any, ask behind operations that fail by their data whether they have not."""
     mode: Any = get_proxy_mode()
     if mode is not None:
         setattr(mode.tracer, _NOTES, True)

@@ -78,7 +78,7 @@ def test_training_with_convolutions_that_do_not_repeat() -> None:
 def test_a_whole_step(name: str) -> None:
     example = EXAMPLES[name]
     fast = check_training(example, "jit", CUDA, whole=True)
-    assert_explained(fast, example.why_not_whole or example.why_not_trained)
+    assert_explained(fast, example.why_not_trained)
 
 
 @pytest.mark.parametrize("train", [False, True], ids=["inference", "training"])

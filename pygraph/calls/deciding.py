@@ -175,7 +175,7 @@ class DecidingCalls:
                 found.add(path := error.path)
                 function.trusted, is_new = path, True
             else:
-                self._note_replay(path, is_new=is_new)
+                self._note_replay(path, is_new=is_new, seconds=retries.clock() - began)
                 if self._new > limits.LIMITS.new_numbers:
                     self._again.lose(retries.clock() - began, limits.LIMITS.wasted_traces + 1)
                     self._cut(args, kwargs, _NEEDING)
@@ -241,14 +241,15 @@ class DecidingCalls:
             self._looked_at, self._draws = compilations, Draws.of(self.engine)
         return self._draws
 
-    def _note_replay(self, path: Path, *, is_new: bool) -> None:
-        """Note the path of a call, and whether it was traced for it."""
+    def _note_replay(self, path: Path, *, is_new: bool, seconds: float) -> None:
+        """Note the path of a call, whether it was traced for it, and how long the call took."""
         self._paths.note(path)
         self._ran = 0
         self._in_a_row += 1
         if self._in_a_row >= limits.LIMITS.settled_calls:
             self._again.renew()
-        self._new = self._new + 1 if is_new and any(text not in ("True", "False") for text in path) else 0
+        is_of_number = is_new and any(text not in ("True", "False") for text in path)
+        self._new = _with_another(self._new, seconds) if is_of_number else 0
 
     def _is_of_a_loop(self, path: Path) -> bool:
         """Whether a path asks more than once at lines in a loop of the function, or of one that it calls."""
@@ -258,7 +259,7 @@ class DecidingCalls:
 
     def _note_ran(self, seconds: float) -> None:
         """Note that a call ran as it is, without saying what it has decided."""
-        self._ran += 1
+        self._ran = _with_another(self._ran, seconds)
         if self._ran > limits.LIMITS.settled_calls:
             self._why_not = next((note for entry in self.engine.cache.entries for note in entry.fallbacks), _CHANGING)
             self._again.lose(seconds, limits.LIMITS.wasted_traces + 1)
@@ -293,3 +294,8 @@ _NOTHING = contextlib.nullcontext()
 
 def _or_unknown(path: Path | None) -> Path:
     return UNKNOWN_PATH if path is None else path
+
+
+def _with_another(in_a_row: int, seconds: float) -> int:
+    """Calls in a row that were traced for nothing, with one more; a long one counts as several."""
+    return in_a_row + 1 + (int(seconds / limits.LIMITS.long_trace) if in_a_row else 0)

@@ -51,6 +51,7 @@ class Limits:
         paths: Ways of a function that decides by values on the device that are remembered.
         new_numbers: Calls in a row for each of which such a function is traced, as a number that it needs on the host
             is another one.
+        long_trace: Seconds of a call that is traced for nothing, which count as one more such call, but for the first.
         missed_values: Calls that begin anew, as a trace lacks values with which another one could go on, before it is
             made again with these.
         renewals: Times that the trace of one way is made again for that.
@@ -95,6 +96,7 @@ class Limits:
     few_paths: int = 4
     paths: int = 64
     new_numbers: int = 3
+    long_trace: float = 2.0
     missed_values: int = 2
     renewals: int = 2
     turns: int = 1

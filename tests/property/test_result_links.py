@@ -66,15 +66,20 @@ def differentiate(
     """Differentiate some results, and look at others; return all that is seen."""
     seen: list[Any] = []
     captured: list[Tensor] = []
+
+    def note(number: int, gradient: Tensor | None) -> None:
+        if gradient is not None:  # as of results that were computed independently of what is differentiated
+            seen.append((number, gradient.clone()))
+
     for number, (result, look) in enumerate(zip(results, looks, strict=False)):
         if not result.requires_grad:
             continue
         if look == "retain_grad":
             result.retain_grad()
         elif look == "hook":
-            result.register_hook(lambda gradient, number=number: seen.append((number, gradient.clone())))
+            result.register_hook(lambda gradient, number=number: note(number, gradient))
         elif look == "changing hook":
-            result.register_hook(lambda gradient: gradient * 2)
+            result.register_hook(lambda gradient: None if gradient is None else gradient * 2)
         elif look == "prehook" and result.grad_fn is not None:
             torch.autograd.graph.register_multi_grad_hook([result], lambda gradients: seen.append(gradients))
         elif look == "capture":

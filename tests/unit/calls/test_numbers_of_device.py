@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -188,6 +189,21 @@ def test_numbers_that_never_come_again_are_given_up(device: torch.device) -> Non
         x = torch.arange(4.0, device=device) + value
         assert_same(fast(x), fn(x), device)
     assert fast.cache_info().size <= limits.LIMITS.new_numbers + 2
+
+
+def test_numbers_whose_traces_take_long_are_given_up_at_the_second(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fn(x: Tensor) -> Tensor:
+        scale = float(x.abs().max())
+        return x / scale * (1 if scale > 100 else 2)
+
+    monkeypatch.setattr(limits, "LIMITS", dataclasses.replace(limits.LIMITS, long_trace=1e-6))
+    fast = pygraph.jit(fn)
+    for value in range(1, 8):
+        x = torch.arange(4.0, device=device) + value
+        assert_same(fast(x), fn(x), device)
+    assert fast.cache_info().size <= 4
 
 
 def test_a_call_is_not_made_twice_where_its_numbers_are_given_up(device: torch.device) -> None:

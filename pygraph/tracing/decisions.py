@@ -38,6 +38,7 @@ from pygraph.tracing.number_hashes import give_hash
 from pygraph.tracing.patches import replaced
 from pygraph.tracing.proxy_trace import session_here
 from pygraph.tracing.real_values import are_known, value_at
+from pygraph.tracing.sized_views import SizedViews
 
 MAX_DECISIONS = 64
 """As many questions as a trace asks; more are taken for a loop whose length is data."""
@@ -76,6 +77,7 @@ class Decisions:
         answers: The texts of all of them.
         lines: The user's lines that ask.
         before: The last node before the operation under way; None between operations.
+        views: The views of which the trace has copies.
     """
 
     def __init__(
@@ -96,6 +98,7 @@ class Decisions:
         self.answers: list[str] = []
         self.lines: list[str | None] = []
         self.before: fx.Node | None = None
+        self.views = SizedViews()
         self._is_in_operation = False
 
     def outcome(self, condition: Any) -> bool:
@@ -394,30 +397,40 @@ def _memory(tensor: torch.Tensor) -> tuple[object, ...]:
     return *own, tensor.is_conj(), tensor.is_neg()
 
 
-def with_known_sizes(func: Any, out: Any) -> Any:
+def with_known_sizes(func: Any, args: Any, kwargs: Any, out: Any) -> Any:
     """The results of an operation under way, with the sizes that they have in the call, where data decides these.
 
     Each size is a question. None is asked where numbers are not answered, nor of an operation on packed sequences,
     which runs between graphs whatever the sizes are: another one that takes its results asks.
     """
     decisions = _here.decisions
-    if decisions is None or not decisions.numbers or (func in _KEEP_UNSIZED and not decisions.sizes):
+    if decisions is None:
         return out
-    return pytree.tree_map_only(torch.Tensor, decisions.sized, out)
+    decisions.views.note_results(out)
+    if not decisions.numbers or (func in _KEEP_UNSIZED and not decisions.sizes):
+        return out
+    found = pytree.tree_map_only(torch.Tensor, decisions.sized, out)
+    decisions.views.note((args, kwargs), out, found)
+    return found
 
 
 def with_asked_sizes(func: Any, args: Any, kwargs: Any) -> Any:
     """The arguments of an operation, with the sizes that they have in the call.
 
     Raises:
-        TraceError: It updates one of which they are not known.
+        TraceError: It updates one of which they are not known, or with a part of which they were not.
     """
     decisions = _here.decisions
-    if decisions is None or not decisions.numbers or func in _KEEP_UNSIZED or not has_unknown_sizes((args, kwargs)):
+    if decisions is None:
+        return args, kwargs
+    decisions.views.check(func, args, kwargs)
+    if not decisions.numbers or func in _KEEP_UNSIZED or not has_unknown_sizes((args, kwargs)):
         return args, kwargs
     if isinstance(func, torch._ops.OpOverload) and func._schema.is_mutable:
         raise TraceError(f"{func} updates packed sequences")
-    return pytree.tree_map_only(torch.Tensor, decisions.sized, (args, kwargs))
+    found = pytree.tree_map_only(torch.Tensor, decisions.sized, (args, kwargs))
+    decisions.views.note((args, kwargs), (args, kwargs), found)
+    return found
 
 
 _KEEP_UNSIZED = frozenset({*UNSIZED, torch.ops.aten.detach.default, torch.ops.aten.alias.default})

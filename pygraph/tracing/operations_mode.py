@@ -138,7 +138,7 @@ class OperationsMode(TorchDispatchMode):
         with operation_under_way(last), without_constants(func, args, kwargs):
             out = without_undescribed(func, args, func(*args, **kwargs))
         if not (isinstance(func, torch._ops.OpOverload) and func._schema.is_mutable):  # whose results are arguments
-            out = with_known_sizes(func, out)
+            out = with_known_sizes(func, args, kwargs, out)
         self.has_unknown_sizes = self.has_unknown_sizes or has_unknown_sizes(out)
         self._assumptions.after_operation(graph, func)
         self._known.after_operation(func, args, kwargs, out, tracing.tracer)

@@ -29,6 +29,8 @@ STATEMENTS = (
     "x = x * random.choice([1.0, 2.0, 3.0])",
     "x = x + torch.rand(4, device=x.device)",
     "x = x + torch.rand(4, device='cpu').to(x.device)",
+    "x = x.clone(); i = random.randint(0, 3); x[i : i + int(random.uniform(1, 3))] = 0",
+    "x = x.clone(); x[: 1 + int(x.abs().sum()) % 3] += 1",
     "if random.random() < 0.5: x = x.flip(0)",
     "if np.random.rand() < 0.5: h.sub_(1)",
     "if x.sum() > 1: x = x * 0.5",

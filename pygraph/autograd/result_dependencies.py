@@ -15,7 +15,7 @@ import torch
 
 @dataclasses.dataclass(frozen=True)
 class Dependency:
-    """A result that is computed from other results of the call.
+    """A result, and what it is computed from, if that are other results of the call.
 
     Attributes:
         results: The results that it is computed from, with no other result between, by number.
@@ -29,22 +29,25 @@ class Dependency:
 def find_dependencies(
     results: Mapping[int, torch.Tensor], tensors: Mapping[int, torch.Tensor]
 ) -> dict[int, Dependency]:
-    """Find the results that are computed from others.
+    """Find which of several results are computed from others.
 
     Args:
         results: Results that have a gradient, by number, in the graph of autograd that has made them.
         tensors: Leaves of that graph, by number; of one that comes several times, the first.
 
     Returns:
-        The dependencies by result, in an order in which each comes after those that it depends on.
+        The dependencies by result, in an order in which each comes after those that it depends on; none of a result
+        alone, and none where a backward between two of them would run a custom Function too often.
     """
     made: dict[tuple[Any, int], int] = {}
     for number, result in results.items():
         made.setdefault((result.grad_fn, result.output_nr), number)
-    if not _reached([node for node, _ in made], made)[0]:  # as nearly always
+    if len(made) < 2:
         return {}
+    found = {number: Dependency((), ()) for number in made.values()}
+    if not _reached([node for node, _ in made], made)[0]:  # as nearly always
+        return found
     leaves = {id(tensor): number for number, tensor in reversed([*tensors.items()])}
-    found: dict[int, Dependency] = {}
     for (node, _), number in made.items():
         others, variables, _ = _reached([node], made)
         if others:

@@ -1,9 +1,12 @@
-"""Links: nodes of autograd's graph between results of one call, of which some are computed from others.
+"""Links: nodes of autograd's graph between results of one call, of which some may be computed from others.
 
-A call is one node of that graph, with one backward. A result that is computed from others has a node of its own before
-it, the link, with edges to the call, to those results, and to the tensors that it depends on besides. As long as nobody
-looks at the gradients of those results, the link hands its gradient to the call, which goes on with all at once. Else
-it computes theirs, so that autograd adds them up, calls hooks with them, and keeps them, as in eager.
+A call is one node of that graph, with one backward. Each of several results has a node of its own before it, the link,
+with edges to the call, to the results that it is computed from, and to the tensors that it depends on besides. So a
+hook on one is not called where only others are differentiated. As long as nobody looks at the gradients of the results
+that it depends on, the link hands its gradient to the call, which goes on with all at once. Else it computes theirs, so
+that autograd adds them up, calls hooks with them, and keeps them, as in eager.
+
+Links are in C++ (`native/result_link.h`), but for views, and where the extension is not there.
 """
 
 # Contexts have attributes of any type.
@@ -46,17 +49,22 @@ def with_links(
         tensors: The tensors that it was passed.
         gradients: Computes gradients of what a result depends on.
     """
-    found = list(made)
+    found, module = list(made), extension.loaded()
     for index, dependency in pullback.dependencies.items():
         others = (found[number] for number in dependency.results)
-        depends_on = (*others, *(tensors[number] for number in dependency.tensors))
-        found[index] = _Link.apply((results[index], index, gradients), made[index], *depends_on)  # pyright: ignore
+        edges = (made[index], *others, *(tensors[number] for number in dependency.tensors))
+        if module is None or results[index]._is_view():  # of which torch keeps more than a node
+            found[index] = _Link.apply((results[index], index, gradients), *edges)  # pyright: ignore
+        else:
+            found[index] = results[index]
+            module.link_result(results[index], index, gradients, *edges)
     return found
 
 
 def node_of_call(function: Any) -> Any:
     """Return the node of the call that has computed a result, of the result's node."""
-    return function.next_functions[0][0] if isinstance(function, _Link._backward_cls) else function  # pyright: ignore
+    is_link = function is not None and function.name() in ("ResultLinkBackward", "_LinkBackward")
+    return function.next_functions[0][0] if is_link else function
 
 
 class _Link(torch.autograd.function._SingleLevelFunction):
@@ -74,16 +82,7 @@ class _Link(torch.autograd.function._SingleLevelFunction):
     @staticmethod
     def backward(ctx: Any, cotangent: torch.Tensor | None) -> Any:  # pyright: ignore
         """Return the gradient of the call's node, or those of the results and tensors that this one depends on."""
-        others = len(ctx.needs_input_grad) - 2
-        if cotangent is None or not _is_looked_at():
-            return None, cotangent, *[None] * others
-        return None, None, *ctx.gradients(node_of_call(ctx), ctx.index, cotangent)
-
-
-def _is_looked_at() -> bool:
-    """Whether a gradient of what the result depends on is wanted, kept or passed to a hook in the backward that runs.
-
-    Python cannot ask: without the extension, each may be.
-    """
-    module = extension.loaded()
-    return module is None or bool(module.is_gradient_looked_at())
+        if cotangent is None or len(ctx.needs_input_grad) == 2:
+            return None, cotangent, *[None] * (len(ctx.needs_input_grad) - 2)
+        # Whether anybody looks at the gradients of these is known in C++ only.
+        return None, None, *ctx.gradients(ctx.next_functions[0][0], ctx.index, cotangent)

@@ -12,14 +12,14 @@
 //     replay.h           stream and launch
 //     node_parameters.h  addresses and numbers in the graph's nodes
 //     results.h          results
-//   operation.h        a call under autograd (flat_result.h, operation_backward.h, operation_type.h, looked_at.h)
+//   operation.h        a call under autograd (flat_result.h, operation_backward.h, operation_type.h, result_link.h)
 //   plan_type.h        a plan, made of the description that pygraph/calls/plan_description.py writes
 //
 // A call that no plan matches is a miss, and Python serves it.
 #include "dispatcher.h"
-#include "looked_at.h"
 #include "objects.h"
 #include "operation_type.h"
+#include "result_link.h"
 
 namespace pygraph {
 namespace {
@@ -30,8 +30,7 @@ PyMethodDef functions[] = {
      "The references on all ways to a list's items, by way of these ids and not of those."},
     {"classes_of_objects", classes_of_objects, METH_NOARGS, "The classes of all objects that the collector knows."},
     {"objects_of", objects_of, METH_VARARGS, "All objects of these classes that the collector knows."},
-    {"is_gradient_looked_at", is_gradient_looked_at, METH_NOARGS,
-     "Whether a gradient is looked at that the node leads to which a backward is at."},
+    {"link_result", link_result, METH_VARARGS, "Give a result a node of its own in the graph of autograd."},
     {nullptr, nullptr, 0, nullptr},
 };
 

@@ -68,7 +68,7 @@ def differentiate(
     captured: list[Tensor] = []
 
     def note(number: int, gradient: Tensor | None) -> None:
-        if gradient is not None:  # as of results that were computed independently of what is differentiated
+        if gradient is not None:  # as in eager of results of one operation
             seen.append((number, gradient.clone()))
 
     for number, (result, look) in enumerate(zip(results, looks, strict=False)):

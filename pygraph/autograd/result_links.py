@@ -63,8 +63,9 @@ def with_links(
 
 def node_of_call(function: Any) -> Any:
     """Return the node of the call that has computed a result, of the result's node."""
-    is_link = function is not None and function.name() in ("ResultLinkBackward", "_LinkBackward")
-    return function.next_functions[0][0] if is_link else function
+    if function is None or function.name() not in ("ResultLinkBackward", "_LinkBackward"):
+        return function
+    return function.next_functions[0][0]
 
 
 class _Link(torch.autograd.function._SingleLevelFunction):

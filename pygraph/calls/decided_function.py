@@ -85,6 +85,7 @@ class DecidedFunction:
                 self.lines |= enumerate(decisions.lines)
                 found = tuple(decisions.answers)
                 self.found.path = found if finds else None
+            decisions.views.check_results(result)
         given = found if finds else given
         if found != given and not is_call:
             raise TraceError("it decides otherwise than in the call")

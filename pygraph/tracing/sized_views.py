@@ -18,9 +18,11 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor  # checked with torch 2.11 and 2.13
 from torch.utils import _pytree as pytree
 
 from pygraph.errors import TraceError
+from pygraph.guards.objects import with_parts
 from pygraph.ir.functional_variants import written_values
 
 
@@ -70,6 +72,20 @@ class SizedViews:
             read = (copy for copy, source in self._copied.items() if source == written and self._is_read(copy))
             if written in self._copied or any(read):
                 raise TraceError(f"{func} updates a tensor with a part whose size is decided by data")
+
+    def check_results(self, result: Any) -> None:
+        """Refuse a result that is a copy of a part of another result: they would not share memory.
+
+        Raises:
+            TraceError: There is one.
+        """
+        if not self._copied:
+            return
+        leaves = pytree.tree_leaves(with_parts(result, kind=FakeTensor))
+        found = {tensor.untyped_storage()._cdata for tensor in _tensors(leaves)}
+        sources = [source for copy, source in self._copied.items() if copy in found]
+        if len({*sources}) < len(sources) or not found.isdisjoint(sources):
+            raise TraceError("it returns a tensor and a part of it whose size is decided by data")
 
     def _is_read(self, copy: int) -> bool:
         """Whether the trace may still read a copy."""

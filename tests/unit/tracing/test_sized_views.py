@@ -68,6 +68,19 @@ def part_and_whole(x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
     return y, y[: int(x[0])]
 
 
+def two_parts_that_overlap(x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    n, y = int(random.uniform(2, 4)), x.clone()
+    return y[:n], y[-random.randint(2, 5) :]
+
+
+def in_a_loop(x: Tensor, state: Tensor) -> Tensor:
+    n, y = x[0].int().item(), torch.zeros(6, device=x.device)
+    y[n : n + 2] = 1
+    for _ in range(int(n)):
+        y = y + 10
+    return y
+
+
 def own_memory(x: Tensor, state: Tensor) -> Tensor:
     y = x[x > 2.5]
     y.add_(1)
@@ -78,7 +91,8 @@ FUNCTIONS: dict[str, Callable[[Tensor, Tensor], Any]] = {
     one.__name__: one
     for one in (
         erased, multiplied, through_views, of_two_parts, state_after_it_was_read, state_before_it_is_read,
-        state_before_a_view_is_read, part_of_state, part_and_whole, own_memory,
+        state_before_a_view_is_read, part_of_state, part_and_whole, two_parts_that_overlap,
+        in_a_loop, own_memory,
     )
 }  # fmt: skip
 

@@ -35,7 +35,7 @@ class JointFunction(Rebinding):
 
     Attributes:
         differentiated: The results that have a gradient, once it has run.
-        dependencies: Those of them that are computed from others, unless it is for some results only.
+        dependencies: What each of several is computed from, unless it is for some results only.
         tensor_leaves: Which leaves of the function's result are tensors.
         out_dims: The batch dimensions of its results.
     """

@@ -70,7 +70,8 @@ class Pullback(EngineOwner):
         first_result: The position among the saved tensors of the first result that the backward reads.
         returned: The results that the backward reads.
         returns_fresh: Whether the function's results are known to share no memory with its arguments.
-        dependencies: The results that are computed from others.
+        dependencies: What each of several results is computed from.
+        links: The same as rows of numbers: the result, the results and the tensors that it is computed from.
     """
 
     def __init__(self, joint: JointFunction, traced: Traced, args: Sequence[Any]) -> None:
@@ -83,6 +84,7 @@ class Pullback(EngineOwner):
         self.mask = joint.mask
         self.differentiated = joint.differentiated
         self.dependencies = joint.dependencies
+        self.links = tuple((index, one.results, one.tensors) for index, one in joint.dependencies.items())
         self.out_dims = joint.out_dims
         self.partition = partition_program(traced.program, self)
         self.passed = [index for index in range(self.inner.arity) if index not in forward.unlifted]

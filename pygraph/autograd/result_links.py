@@ -6,7 +6,7 @@ hook on one is not called where only others are differentiated. As long as nobod
 that it depends on, the link hands its gradient to the call, which goes on with all at once. Else it computes theirs, so
 that autograd adds them up, calls hooks with them, and keeps them, as in eager.
 
-Links are in C++ (`native/result_link.h`), but for views, and where the extension is not there.
+Links are in C++ (`native/result_link.h`), but here where a result is a view, or the extension is not there.
 """
 
 # Contexts have attributes of any type.
@@ -50,14 +50,14 @@ def with_links(
         gradients: Computes gradients of what a result depends on.
     """
     found, module = list(made), extension.loaded()
-    for index, dependency in pullback.dependencies.items():
-        others = (found[number] for number in dependency.results)
-        edges = (made[index], *others, *(tensors[number] for number in dependency.tensors))
-        if module is None or results[index]._is_view():  # of which torch keeps more than a node
-            found[index] = _Link.apply((results[index], index, gradients), *edges)  # pyright: ignore
-        else:
+    if module is not None and not any(results[index]._is_view() for index in pullback.dependencies):
+        for index in pullback.dependencies:
             found[index] = results[index]
-            module.link_result(results[index], index, gradients, *edges)
+        module.link_results(tuple(found), tuple(made), tuple(tensors), pullback.links, gradients)
+        return found
+    for index, others, own in pullback.links:  # of views, torch keeps more than a node
+        edges = (made[index], *(found[number] for number in others), *(tensors[number] for number in own))
+        found[index] = _Link.apply((results[index], index, gradients), *edges)  # pyright: ignore
     return found
 
 

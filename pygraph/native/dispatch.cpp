@@ -30,7 +30,7 @@ PyMethodDef functions[] = {
      "The references on all ways to a list's items, by way of these ids and not of those."},
     {"classes_of_objects", classes_of_objects, METH_NOARGS, "The classes of all objects that the collector knows."},
     {"objects_of", objects_of, METH_VARARGS, "All objects of these classes that the collector knows."},
-    {"link_result", link_result, METH_VARARGS, "Give a result a node of its own in the graph of autograd."},
+    {"link_results", link_results, METH_VARARGS, "Give results nodes of their own in the graph of autograd."},
     {nullptr, nullptr, 0, nullptr},
 };
 

@@ -99,18 +99,31 @@ Pointer new_link(int64_t number, PyObject* gradients) {
   }
 }
 
-// (result, number, gradients, the result that the call's node has, others that it depends on...)
-PyObject* link_result(PyObject*, PyObject* arguments) {
+// Give a result a link with these edges.
+void link(const at::Tensor& result, int64_t number, PyObject* gradients, torch::autograd::edge_list edges) {
+  auto made = new_link<decltype(Edge::function), ResultLink>(number, gradients);
+  made->set_next_edges(std::move(edges));
+  made->add_input_metadata(result);
+  torch::autograd::impl::set_gradient_edge(result, Edge(std::move(made), 0));
+}
+
+// (results, those of the call's node, the call's tensors, dependencies, gradients); each dependency is (number of the
+// result, numbers of the results that it depends on, numbers of the tensors), behind those that it depends on.
+PyObject* link_results(PyObject*, PyObject* arguments) {
   return translate_exceptions([&] {
-    const at::Tensor& result = tensor_of(item(arguments, 0));
-    torch::autograd::edge_list edges;
-    for (Py_ssize_t i = 3; i < PyTuple_GET_SIZE(arguments); ++i) {
-      edges.push_back(torch::autograd::impl::gradient_edge(tensor_of(item(arguments, i))));
-    }
-    auto link = new_link<decltype(Edge::function), ResultLink>(to_int(item(arguments, 1)), item(arguments, 2));
-    link->set_next_edges(std::move(edges));
-    link->add_input_metadata(result);
-    torch::autograd::impl::set_gradient_edge(result, Edge(std::move(link), 0));
+    PyObject *results = item(arguments, 0), *made = item(arguments, 1), *tensors = item(arguments, 2);
+    for_each(item(arguments, 3), [&](PyObject* dependency) {
+      const int64_t number = to_int(item(dependency, 0));
+      torch::autograd::edge_list edges{torch::autograd::impl::gradient_edge(tensor_of(item(made, number)))};
+      const auto add = [&](PyObject* numbers, PyObject* among) {
+        for_each(numbers, [&](PyObject* one) {
+          edges.push_back(torch::autograd::impl::gradient_edge(tensor_of(item(among, to_int(one)))));
+        });
+      };
+      add(item(dependency, 1), results);
+      add(item(dependency, 2), tensors);
+      link(tensor_of(item(results, number)), number, item(arguments, 4), std::move(edges));
+    });
     return Py_NewRef(Py_None);
   });
 }

@@ -41,7 +41,8 @@ def find_dependencies(
     """
     made: dict[tuple[Any, int], int] = {}
     for number, result in results.items():
-        made.setdefault((result.grad_fn, result.output_nr), number)
+        if result.grad_fn is not None:  # else it is a leaf, and calls that return one have no graph
+            made.setdefault((result.grad_fn, result.output_nr), number)
     if len(made) < 2:
         return {}
     found = {number: Dependency((), ()) for number in made.values()}
@@ -53,7 +54,8 @@ def find_dependencies(
         if others:
             known = sorted({leaves[id(one)] for one in variables if id(one) in leaves})
             found[number] = Dependency(tuple(sorted(others)), tuple(known))
-    if any(_runs_users_code(results, one, tensors) for one in found.values()):
+    has_custom = _reached([node for node, _ in made], {})[2]
+    if has_custom and any(_runs_users_code(results, one, tensors) for one in found.values()):
         return {}
     return {number: found[number] for number in _in_order(found)}
 

@@ -115,6 +115,7 @@ PyObject* link_results(PyObject*, PyObject* arguments) {
     for_each(item(arguments, 3), [&](PyObject* dependency) {
       const int64_t number = to_int(item(dependency, 0));
       torch::autograd::edge_list edges{torch::autograd::impl::gradient_edge(tensor_of(item(made, number)))};
+      if (!edges.front().is_valid()) return;  // the call has no history
       const auto add = [&](PyObject* numbers, PyObject* among) {
         for_each(numbers, [&](PyObject* one) {
           edges.push_back(torch::autograd::impl::gradient_edge(tensor_of(item(among, to_int(one)))));

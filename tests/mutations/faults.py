@@ -612,4 +612,22 @@ FAULTS = (
         "        copy = pytree.tree_map_only(torch.Tensor, clone_strided, value)\n",
         "        copy = value\n",
     ),
+    Fault(
+        "parts-that-are-copies",
+        "A result that is a part of another one, of a size that data decides, has memory of its own.",
+        "            decisions.views.check_results(result)\n",
+        "",
+    ),
+    Fault(
+        "draws-put-back-by-a-question",
+        "A look at a value on the device, while a function is traced, puts the generators of Python and NumPy back.",
+        "            drawn.restore()\n",
+        "",
+    ),
+    Fault(
+        "gradients-of-results-counted-twice",
+        "The part of a backward from one result to another goes on behind that, as does the backward of that one.",
+        "            with stopping_at(ends):\n",
+        "            if ends:\n",
+    ),
 )

@@ -287,3 +287,24 @@ def test_a_custom_function_runs_once(device: torch.device) -> None:
             hidden.register_hook(lambda gradient: gradient)
             gradients += torch.autograd.grad(loss, [w])
         assert torch.equal(*gradients)
+
+
+def test_a_weight_of_both_parts(device: torch.device) -> None:
+    w = torch.linspace(-1, 1, 9, device=device).view(3, 3).requires_grad_()
+
+    def fn(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        first = (x @ w).tanh()
+        second = first @ w + first
+        return first, second, (second * first @ w).sum()
+
+    fast = pygraph.jit(fn)
+    for k in range(CALLS):
+        found: list[list[Tensor | None]] = []
+        for function in (fn, fast):
+            first, second, loss = function(torch.full((2, 3), 1.0 + k, device=device))
+            first.retain_grad()
+            second.retain_grad()
+            loss.backward()
+            found.append([first.grad, second.grad, w.grad])
+            w.grad = None
+        torch.testing.assert_close(*found)

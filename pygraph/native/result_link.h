@@ -100,7 +100,7 @@ Pointer new_link(int64_t number, PyObject* gradients) {
 }
 
 // Give a result a link with these edges.
-void link(const at::Tensor& result, int64_t number, PyObject* gradients, torch::autograd::edge_list edges) {
+void give_link(const at::Tensor& result, int64_t number, PyObject* gradients, torch::autograd::edge_list edges) {
   auto made = new_link<decltype(Edge::function), ResultLink>(number, gradients);
   made->set_next_edges(std::move(edges));
   made->add_input_metadata(result);
@@ -123,7 +123,7 @@ PyObject* link_results(PyObject*, PyObject* arguments) {
       };
       add(item(dependency, 1), results);
       add(item(dependency, 2), tensors);
-      link(tensor_of(item(results, number)), number, item(arguments, 4), std::move(edges));
+      give_link(tensor_of(item(results, number)), number, item(arguments, 4), std::move(edges));
     });
     return Py_NewRef(Py_None);
   });

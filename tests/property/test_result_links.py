@@ -22,7 +22,7 @@ UNARY: dict[str, Callable[[Tensor], Tensor]] = {
     "half": lambda a: a * 0.5,
     "first": lambda a: a.split(2, 1)[0].repeat(1, 2)[:, :WIDTH],
     "softmax": lambda a: a.softmax(-1),
-    "view": lambda a: a.view(-1).view(a.shape),
+    "view": lambda a: a.contiguous().view(-1).view(a.shape),
     "detach": lambda a: a.detach(),
     "in place": lambda a: (a * 1).mul_(2),
     "norm": lambda a: torch.nn.functional.layer_norm(a, (WIDTH,)),

@@ -63,18 +63,16 @@ class JointFunction(Rebinding):
         self.__name__ = inner.name
         self.__wrapped__ = forward.__wrapped__
 
-    def with_cotangents_of(self, given: frozenset[int]) -> JointFunction:
-        """Return the joint function for cotangents of these results only."""
+    def with_cotangents_of(self, given: frozenset[int], dependency: Dependency | None = None) -> JointFunction:
+        """Return the joint function for cotangents of these results only, or of one up to what it depends on."""
         again = self._differentiable_again
-        return JointFunction(self.forward, self.inner, self.mask, differentiable_again=again, given=given)
+        return JointFunction(
+            self.forward, self.inner, self.mask, differentiable_again=again, given=given, dependency=dependency
+        )
 
     def of_result(self, index: int) -> JointFunction:
         """Return the joint function of one result that is computed from others, up to these."""
-        again, dependency = self._differentiable_again, self.dependencies[index]
-        return JointFunction(
-            self.forward, self.inner, self.mask,
-            differentiable_again=again, given=frozenset({index}), dependency=dependency,
-        )  # fmt: skip
+        return self.with_cotangents_of(frozenset({index}), self.dependencies[index])
 
     def rebound(self) -> list[torch.Tensor]:
         """Return the closed-over tensors for which others are passed."""

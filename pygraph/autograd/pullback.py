@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -239,14 +239,13 @@ class Pullback(EngineOwner):
             positions, extras = self._positions(backward), len(saved) - arity
             made = BackwardOfResult(self.inner, backward, positions, wanted, wanted, extras, {})
             self._backwards.setdefault((index, wanted), made)
-        cotangents = [cotangent if number == index else None for number in range(index + 1)]
-        return self._backwards[index, wanted], self._tensors_of(backward, saved, cotangents)
+        return self._backwards[index, wanted], self._tensors_of(backward, saved, {index: cotangent})
 
     def _tensors_of(
         self,
         backward: BackwardProgram,
         saved: Sequence[torch.Tensor],
-        cotangents: Sequence[torch.Tensor | None],
+        cotangents: Sequence[torch.Tensor | None] | Mapping[int, torch.Tensor],
     ) -> list[torch.Tensor]:
         """Return the tensors of a `Backward`: the forward's, cotangents, and the rest of the saved tensors."""
         arity = self.inner.arity

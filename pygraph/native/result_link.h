@@ -20,16 +20,12 @@ using torch::autograd::Edge;
 using torch::autograd::Node;
 
 // Checked with torch 2.11 and 2.13: hooks run before a node does, and gradients are captured on the way into it.
-bool is_looked_at(Node& node, uint32_t output) {
-  if (!node.tensor_pre_hooks().empty() || !node.pre_hooks().empty() || !node.retains_grad_hooks().empty()) return true;
+bool is_looked_at(Node& link) {
+  if (!link.tensor_pre_hooks().empty() || !link.pre_hooks().empty() || !link.retains_grad_hooks().empty()) return true;
   const auto* execution = torch::autograd::get_current_graph_task_exec_info();
   if (execution == nullptr) return true;
-  const auto found = execution->find(&node);
-  if (found == execution->end() || !found->second.captures_) return false;
-  for (const auto& capture : *found->second.captures_) {
-    if (capture.input_idx_ == static_cast<int>(output)) return true;
-  }
-  return false;
+  const auto found = execution->find(&link);
+  return found != execution->end() && found->second.captures_ && !found->second.captures_->empty();
 }
 
 // Whether the gradient of a result is looked at that a link leads to, by way of others or not.
@@ -39,7 +35,7 @@ bool leads_to_looked_at(Node& link, std::unordered_set<Node*>& seen) {
     Node* node = link.next_edge(i).function.get();
     const bool is_link = node != nullptr && node->num_outputs() > 0 && node->next_edge(0).function.get() == call;
     if (!is_link || !seen.insert(node).second) continue;
-    if (is_looked_at(*node, 0) || leads_to_looked_at(*node, seen)) return true;
+    if (is_looked_at(*node) || leads_to_looked_at(*node, seen)) return true;
   }
   return false;
 }

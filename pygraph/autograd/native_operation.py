@@ -167,13 +167,13 @@ class NativeOperation(torch.autograd.function._SingleLevelFunction):
 def _take(ctx: Any, cotangents: Sequence[torch.Tensor | None]) -> None:
     """Make a context one of an `Operation`, and have further backwards like this one run natively."""
     kind: Kind = ctx.native.kind
-    row, versions, numbers, before = ctx.native.take()
+    row, versions, numbers, before, differentiated = ctx.native.take()
     outcome = Outcome()
     outcome.pullback = kind.pullback
     ctx.call = Application(kind.forward, numbers, outcome, before, unchanged=True)
-    ctx.saved = SavedTensors.resumed(kind.pullback, kind.read, row, versions)
+    ctx.saved = SavedTensors.resumed(kind.pullback, kind.read, row, versions, differentiated)
     operation = ctx.native.operation
-    if row is not None and kind.tries < limits.LIMITS.native_tries:
+    if row is not None and not differentiated and kind.tries < limits.LIMITS.native_tries:
         description = _describe_backward(kind, tuple(ctx.needs_input_grad[2:]), row, cotangents, numbers)
         # There may be a plan that is not for calls like this one: a first backward often runs inside of autocast.
         if description is not None and description["backward"][1] is not operation.backward_plan:
@@ -187,9 +187,10 @@ def _describe_backward(
     cotangents: Sequence[torch.Tensor | None],
     numbers: tuple[Any, ...],
 ) -> dict[str, Any] | None:
-    """Describe backwards like this one; None if they have no native plan yet, or are not of all gradients."""
+    """Describe backwards like this one; None if they have no native plan yet, or are not of all tensors."""
     pullback = kind.pullback
-    if mask != pullback.connected or torch.is_grad_enabled() or not pullback.is_whole(cotangents):
+    given = pullback.given(cotangents)
+    if mask != pullback.connected or torch.is_grad_enabled() or not given:
         return None
     kind.tries += 1
     flat, tensors = pullback.pull_back(row, mask, cotangents, numbers)
@@ -198,9 +199,12 @@ def _describe_backward(
     plan = flat.plan_of_arguments(tensors, numbers)
     if plan is None:
         return None
+    arity = pullback.inner.arity
     return {
         "backward": plan,
         "cotangents": flat.results,
+        "absent": tuple(sorted(pullback.with_cotangents - given)),
+        "read": tuple(index - arity for index in pullback.needed(row, given, numbers) if index >= arity),
         "positions": tuple(flat.positions),
         "strided": tuple((index, tuple(spec.shape), tuple(spec.stride)) for index, spec in flat.unsaved),
         "gradients": tuple(index for index, wanted in enumerate(pullback.mask) if wanted),

@@ -72,6 +72,7 @@ class Pullback(EngineOwner):
         returns_fresh: Whether the function's results are known to share no memory with its arguments.
         dependencies: What each of several results is computed from.
         links: The same as rows of numbers: the result, the results and the tensors that it is computed from.
+        with_cotangents: The results whose cotangents the backward of all reads.
     """
 
     def __init__(self, joint: JointFunction, traced: Traced, args: Sequence[Any]) -> None:
@@ -110,8 +111,8 @@ class Pullback(EngineOwner):
         self.connected = connected if any(connected) else self.mask
         of_all = BackwardProgram.of(self.partition.backward, self.partition.sources, joint.differentiated)
         self._programs: dict[Chosen, BackwardProgram | None] = {frozenset(of_all.results): of_all}
-        self._with_cotangents = frozenset(of_all.results)
-        self._needed: dict[Chosen, set[int]] = {self._with_cotangents: self._read_by(of_all)}
+        self.with_cotangents = frozenset(of_all.results)
+        self._needed: dict[Chosen, set[int]] = {self.with_cotangents: self._read_by(of_all)}
         self._backwards: dict[tuple[Chosen, tuple[bool, ...]], Backward] = {}
 
     def engines(self) -> Iterator[Engine]:
@@ -143,7 +144,7 @@ class Pullback(EngineOwner):
             return self._read
         others = {tensor.data_ptr(): tensor for tensor in self.partition.captured}
         inside = [i for i in self._unlifted if others.pop(tensors[i].data_ptr(), None) is not None]
-        read = {index for index in self._needed[self._with_cotangents] if index < self.inner.arity} | {*inside}
+        read = {index for index in self._needed[self.with_cotangents] if index < self.inner.arity} | {*inside}
         captured = tuple(others.values())
         watched = (*captured, *(tensors[index] for index in inside))
         found = ReadTensors(tuple(unlifted), frozenset(range(self.inner.arity)) - read, captured, watched)
@@ -254,13 +255,9 @@ class Pullback(EngineOwner):
         filled = (cotangents[index] for index in backward.results)
         return [*saved[:arity], *(c for c in filled if c is not None), *extras]
 
-    def is_whole(self, cotangents: Sequence[torch.Tensor | None]) -> bool:
-        """Whether there are the cotangents of all results that have a gradient."""
-        return self.given(cotangents) == self._with_cotangents
-
     def given(self, cotangents: Sequence[torch.Tensor | None]) -> frozenset[int]:
         """Return the results that have a gradient and a cotangent."""
-        return frozenset(index for index in self._with_cotangents if cotangents[index] is not None)
+        return frozenset(index for index in self.with_cotangents if cotangents[index] is not None)
 
     def _program(
         self, chosen: Chosen, tensors: Sequence[torch.Tensor], numbers: Sequence[Any]

@@ -75,25 +75,31 @@ class SavedTensors:
 
     @classmethod
     def resumed(
-        cls, rule: Pullback, read: ReadTensors, row: Sequence[torch.Tensor] | None, versions: Sequence[int]
+        cls,
+        rule: Pullback,
+        read: ReadTensors,
+        row: Sequence[torch.Tensor | None] | None,
+        versions: Sequence[int],
+        differentiated: Sequence[int],
     ) -> SavedTensors:
         """Return the saved tensors of a call that has run natively.
 
         Args:
             rule: The derivative rule.
             read: The tensors that the backward reads, and those that it does not.
-            row: The saved tensors; None if they have been freed.
+            row: The saved tensors, None for one that has been freed; None if all have been.
             versions: Their versions when they were saved, and then those of ``read.watched``.
+            differentiated: The results that have been differentiated, if some have, with what they have freed.
         """
         saved = cls.__new__(cls)
         count = len(versions) - len(read.watched)
         saved._rule, saved.is_own, saved._unread = rule, True, read.unread
-        saved._not_yet_differentiated = set() if row is None else set(rule.differentiated)
-        saved._has_freed = row is None
+        saved._not_yet_differentiated = set() if row is None else {*rule.differentiated}.difference(differentiated)
+        saved._has_freed = row is None or bool(differentiated)
         saved._versions = versions[:count]
         saved._watched, saved._watched_versions = read.watched, versions[count:]
         saved._tensors = [None] * count if row is None else [*row]
-        saved._metadata = rule.metadata(() if row is None else row)
+        saved._metadata = rule.metadata(())  # which is known, as Python has served a call
         saved._has_saved, saved.saved = False, []
         return saved
 

@@ -40,6 +40,8 @@ struct StridedArgument {
 struct BackwardCall {
   PlannedFunction function;
   std::vector<int> cotangents;           // the results whose cotangents it takes
+  std::vector<int> absent;               // the results that have a gradient, and no cotangent
+  std::vector<int> read;                 // the extra tensors that it reads
   std::vector<int> positions;            // of its arguments among saved tensors, cotangents and numbers
   std::vector<StridedArgument> strided;  // arguments that were not saved as they must be
   std::vector<int> gradients;            // by result of the plan: the tensor whose gradient it is
@@ -78,6 +80,8 @@ struct SavedObject {
   PyObject* numbers;                // owned tuple
   PyObject* before;                 // owned: the state before the call, or None
   std::vector<uint32_t>* versions;  // owned: of tensors, extras, and watched tensors
+  // owned: the backward of some results that has freed the extra tensors that it reads, or nullptr
+  std::shared_ptr<const BackwardCall>* freed_by;
   bool in_python;                   // whether Python has taken over
 };
 
@@ -247,6 +251,7 @@ SavedObject* make_saved(OperationObject* operation, PyObject* tensors, Found& fo
   saved->before = Py_NewRef(before);
   saved->extras = new std::vector<at::Tensor>(std::move(found.saved));
   saved->versions = new std::vector<uint32_t>();
+  saved->freed_by = new std::shared_ptr<const BackwardCall>();
   saved->tensors = checked(PyTuple_New(PyTuple_GET_SIZE(tensors)));
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(tensors); ++i) {
     PyTuple_SET_ITEM(saved->tensors, i, Py_NewRef(PyTuple_GET_ITEM(tensors, i)));

@@ -20,7 +20,11 @@ bool needs_all(const OperationState& state, PyObject* needed) {
   return true;
 }
 
+// Whether there are the cotangents that a backward takes, and no others.
 bool are_given(const BackwardCall& backward, PyObject* cotangents) {
+  for (int index : backward.absent) {
+    if (item(cotangents, index) != Py_None) return false;
+  }
   for (int index : backward.cotangents) {
     if (Py_TYPE(item(cotangents, index)) != reinterpret_cast<PyTypeObject*>(THPVariableClass)) return false;
   }
@@ -95,12 +99,24 @@ bool run_backward(const BackwardCall& backward, const Values& values, PyObject* 
   return true;
 }
 
+// Free what a backward has read, as it is not to be repeated: all tensors once all results have been differentiated.
+void free_saved(SavedObject* self, const std::shared_ptr<const BackwardCall>& backward) {
+  if (!backward->absent.empty()) {
+    // In eager, each operation that takes one of the function's tensors saves it for itself.
+    for (int index : backward->read) (*self->extras)[index].reset();
+    *self->freed_by = backward;
+    return;
+  }
+  Py_CLEAR(self->tensors);
+  self->extras->clear();
+  Py_SETREF(self->before, Py_NewRef(Py_None));
+}
+
 // The gradients of a call, or `miss` if Python must find them.
 PyObject* call_backward(SavedObject* self, PyObject* needed, PyObject* cotangents) {
   const OperationState& state = *self->operation->state;
-  if (!state.backward || self->in_python || self->tensors == nullptr || c10::GradMode::is_enabled()) {
-    return Py_NewRef(miss);
-  }
+  const bool is_whole = self->tensors != nullptr && *self->freed_by == nullptr;
+  if (!state.backward || self->in_python || !is_whole || c10::GradMode::is_enabled()) return Py_NewRef(miss);
   const std::shared_ptr<const BackwardCall> planned = state.backward;
   const BackwardCall& backward = *planned;
   // Another thread may differentiate the call meanwhile, and free them.
@@ -122,11 +138,7 @@ PyObject* call_backward(SavedObject* self, PyObject* needed, PyObject* cotangent
     for (const at::Tensor& tensor : extras) visit(tensor);
     for (int index : backward.cotangents) visit(tensor_of(item(cotangents, index)));
   });
-  if (!torch::autograd::get_current_graph_task_keep_graph()) {
-    Py_CLEAR(self->tensors);
-    self->extras->clear();
-    Py_SETREF(self->before, Py_NewRef(Py_None));
-  }
+  if (!torch::autograd::get_current_graph_task_keep_graph()) free_saved(self, planned);
   return Py_NewRef(gradients.get());
 }
 

@@ -75,6 +75,8 @@ void describe_backward(OperationState& state, PyObject* description) {
   backward.function = describe_function(state.references, field(description, "backward"));
   backward.function.makes_outputs = makes_outputs(backward.function.state(), SIZE_MAX);
   backward.cotangents = to_small_ints(field(description, "cotangents"));
+  backward.absent = to_small_ints(field(description, "absent"));
+  backward.read = to_small_ints(field(description, "read"));
   backward.positions = to_small_ints(field(description, "positions"));
   backward.gradients = to_small_ints(field(description, "gradients"));
   for_each(field(description, "strided"), [&](PyObject* one) {  // (argument, sizes, strides)
@@ -202,6 +204,7 @@ void saved_dealloc(PyObject* object) {
   Py_XDECREF(reinterpret_cast<PyObject*>(saved_of(object)->operation));
   delete saved_of(object)->extras;
   delete saved_of(object)->versions;
+  delete saved_of(object)->freed_by;
   type->tp_free(object);
   Py_DECREF(type);
 }
@@ -214,12 +217,12 @@ PyObject* saved_backward(PyObject* object, PyObject* const* arguments, Py_ssize_
   return translate_exceptions([&] { return call_backward(saved_of(object), arguments[0], arguments[1]); });
 }
 
-// All tensors that a call has saved as one list, or None when they have been freed.
+// All tensors that a call has saved as one list, None for one that has been freed; or None when all have been.
 PyObject* saved_row(const SavedObject* self) {
   if (self->tensors == nullptr) return Py_NewRef(Py_None);
   Reference row(PySequence_List(self->tensors));
   for (const at::Tensor& tensor : *self->extras) {
-    Reference object(THPVariable_Wrap(tensor));
+    Reference object(tensor.defined() ? THPVariable_Wrap(tensor) : Py_NewRef(Py_None));
     if (PyList_Append(row.get(), object.get()) < 0) throw PythonError();
   }
   return Py_NewRef(row.get());
@@ -233,13 +236,25 @@ PyObject* saved_versions(const SavedObject* self) {
   return Py_NewRef(versions.get());
 }
 
+// The results that have been differentiated, which have freed what they read.
+PyObject* saved_differentiated(const SavedObject* self) {
+  const auto& freed_by = *self->freed_by;
+  Reference results(PyList_New(0));
+  for (int index : freed_by == nullptr ? std::vector<int>() : freed_by->cotangents) {
+    Reference number(PyLong_FromLong(index));
+    if (PyList_Append(results.get(), number.get()) < 0) throw PythonError();
+  }
+  return Py_NewRef(results.get());
+}
+
 // From here on, all backwards of the call are Python's.
 PyObject* saved_take(PyObject* object, PyObject*) {
   return translate_exceptions([&] {
     SavedObject* self = saved_of(object);
-    Reference row(saved_row(self)), versions(saved_versions(self));
+    Reference row(saved_row(self)), versions(saved_versions(self)), differentiated(saved_differentiated(self));
     PyObject* before = self->before == nullptr ? Py_None : self->before;
-    PyObject* all = checked(Py_BuildValue("(OOOO)", row.get(), versions.get(), self->numbers, before));
+    PyObject* all = checked(
+        Py_BuildValue("(OOOOO)", row.get(), versions.get(), self->numbers, before, differentiated.get()));
     self->in_python = true;
     Py_CLEAR(self->tensors);
     self->extras->clear();
@@ -259,7 +274,8 @@ PyObject* saved_kind(PyObject* object, void*) {
 PyMethodDef saved_methods[] = {
     {"backward", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(saved_backward)), METH_FASTCALL,
      "The gradients of the call, or MISS."},
-    {"take", saved_take, METH_NOARGS, "(row, versions, numbers, state before the call), and leave all that to Python."},
+    {"take", saved_take, METH_NOARGS,
+     "(row, versions, numbers, state before the call, results that freed theirs), and leave all that to Python."},
     {nullptr, nullptr, 0, nullptr},
 };
 

@@ -286,6 +286,72 @@ def test_structures_of_results(device: torch.device, kind: str, in_python: list[
     assert not in_python
 
 
+def exp_and_sin(device: torch.device) -> tuple[Tensor, Any, Any]:
+    """A weight, and a function with two results of it which save tensors of their own, in eager and compiled."""
+    weight = torch.full((3,), 2.0, device=device, requires_grad=True)
+
+    def fn(x: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.sin(x * weight).exp(), torch.exp(x * weight).sin()
+
+    return weight, fn, pygraph.jit(fn)
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+def test_the_loss_alone_of_several_results(device: torch.device, in_python: list[str], keeps: bool) -> None:
+    """As of a model that returns its loss and its logits: what Python serves is what comes after it."""
+    weight, fn, function = exp_and_sin(device)
+    x = torch.arange(3.0, device=device) / 8
+    for _ in range(WARM):
+        in_python.clear()
+        found, wanted = function(x), fn(x)
+        for results in (found, wanted):
+            results[0].sum().backward(retain_graph=keeps)
+        torch.testing.assert_close(found, wanted)
+    assert is_native(found[0]) and not in_python
+    weight.grad = None
+    for index in (1, 0) if keeps else (1,):
+        grads = [torch.autograd.grad(results[index].sum(), weight) for results in (found, wanted)]
+        torch.testing.assert_close(*grads)
+    for results in (found, wanted):
+        with pytest.raises(RuntimeError, match="second time"):
+            results[0].sum().backward()
+
+
+def test_the_loss_again_after_its_own_tensors_are_freed(device: torch.device) -> None:
+    _, fn, function = exp_and_sin(device)
+    x = torch.arange(3.0, device=device) / 8
+    for one in (fn, *[function] * WARM):
+        results = one(x)
+        results[0].sum().backward()
+        with pytest.raises(RuntimeError, match="second time"):
+            results[0].sum().backward()
+        results[1].sum().backward()
+
+
+def test_the_loss_alone_frees_what_it_has_read(device: torch.device) -> None:
+    weight = torch.full((1 << 10,), 0.5, device=device, requires_grad=True)
+
+    def fn(x: Tensor) -> tuple[Tensor, Tensor]:
+        logits = torch.sin(torch.exp(x * weight))
+        return logits.square().sum(), logits
+
+    function = pygraph.jit(fn)
+    x = torch.ones(1 << 10, device=device)
+    for _ in range(WARM):
+        weight.grad = None
+        loss, logits = function(x)
+        loss.backward()
+        del loss, logits
+    kept: list[Tensor] = []
+    before = live_bytes(device)
+    for _ in range(4):
+        loss, logits = function(x)
+        kept.append(logits)
+        loss.backward()
+    del loss, logits
+    assert live_bytes(device) - before <= 4 * (weight.nbytes + 512)
+
+
 # -- what is special goes to Python ------------------------------------------------------------------------------------
 
 

@@ -327,3 +327,31 @@ def test_a_tensor_that_is_frozen_between_calls_is_trained_no_more(device: torch.
 
     for found, expected in zip(play(pygraph.jit), play(lambda function: function), strict=True):
         assert found == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize("where", ["inside", "outside"])
+def test_modules_that_are_moved_to_where_they_are(device: torch.device, where: str) -> None:
+    """As experts are by their mixture, ``expert.to(x.device)``: torch assigns the memory that they have."""
+    nets = networks(device)
+
+    def forward(x: Tensor, net: nn.Module) -> Tensor:
+        return net.to(x.device)(x).square().sum()
+
+    def step(x: Tensor, net: nn.Module) -> Tensor:
+        net.zero_grad()
+        loss = forward(x, net)
+        if where == "inside":
+            loss.backward()
+        return loss
+
+    fast = pygraph.jit(step)
+    for number in range(6):
+        x = torch.full((2, 4), 0.1 * number, device=device)
+        losses = [run(x, net) for run, net in zip((fast, step), nets, strict=True)]
+        if where == "outside":
+            for loss in losses:
+                loss.backward()
+        torch.testing.assert_close(*losses)
+        torch.testing.assert_close(*([p.grad for p in net.parameters()] for net in nets))
+    assert fast.cache_info().hits >= 4, str(fast.explain())
+    assert "no fallbacks" in str(fast.explain())

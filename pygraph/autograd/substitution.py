@@ -46,8 +46,6 @@ class Substitution(TorchFunctionMode):
         if torch.compiler.is_dynamo_compiling():  # a branch, of which closed-over tensors become operands
             return func(*args, **(kwargs or {}))
         if func == _SET_DATA:
-            if self.replacement(args[1]) is self.replacement(args[0]):  # which changes nothing
-                return None
             self._assigned.add(id(args[0]))
         if func is memory_of:
             return func(*args)

@@ -52,8 +52,6 @@ class DataAssignments:
     def assign(self, tensor: torch.Tensor, value: torch.Tensor) -> bool:
         """Have a tensor stand for a traced value, or for itself again; whether that can be done."""
         environment = self._environment
-        if value is tensor:  # as `Module.to` assigns where there is nothing to move
-            return True
         if isinstance(tensor, FakeTensor) or not environment.reaches(tensor) or environment.reaches_weakly(tensor):
             return False
         if id(value) in self._own and self._own[id(value)][0] is tensor:

@@ -62,6 +62,7 @@ from pygraph.tracing.iterators import Iterators
 from pygraph.tracing.leaks import remember_numbers
 from pygraph.tracing.live_arrays import arrays_served
 from pygraph.tracing.live_numbers import texts_noticed
+from pygraph.tracing.module_moves import idle_moves_skipped
 from pygraph.tracing.number_classes import reads_numbers
 from pygraph.tracing.number_conditions import Comparison
 from pygraph.tracing.number_uses import NumberUses, UsedNumbers
@@ -271,7 +272,7 @@ class _Watches:
             self._accumulations.watched(self._environment.differentiable), fake_tracing(arguments.mode),
             torch.inference_mode(False), torch.set_grad_enabled(grad),
             texts_noticed(arguments.uses), numpy_served(), arrays_served(), samplers_served(), PythonDraws().served(),
-            self.generators.watched(), self.iterators.hidden(), self.questions.noticed(),
+            idle_moves_skipped(), self.generators.watched(), self.iterators.hidden(), self.questions.noticed(),
         ):  # fmt: skip
             yield
 

@@ -335,18 +335,22 @@ def test_modules_that_are_moved_to_where_they_are(device: torch.device, where: s
     nets = networks(device)
 
     def forward(x: Tensor, net: nn.Module) -> Tensor:
-        return net.to(x.device)(x).square().sum()
+        return net.to(x.device).to(device.type, torch.float32).float()(x).square().sum()
 
     def step(x: Tensor, net: nn.Module) -> Tensor:
+        if where == "outside":
+            return forward(x, net)
         net.zero_grad()
         loss = forward(x, net)
-        if where == "inside":
-            loss.backward()
+        loss.backward()
         return loss
 
     fast = pygraph.jit(step)
     for number in range(6):
         x = torch.full((2, 4), 0.1 * number, device=device)
+        if where == "outside":
+            for net in nets:
+                net.zero_grad()
         losses = [run(x, net) for run, net in zip((fast, step), nets, strict=True)]
         if where == "outside":
             for loss in losses:
@@ -355,3 +359,13 @@ def test_modules_that_are_moved_to_where_they_are(device: torch.device, where: s
         torch.testing.assert_close(*([p.grad for p in net.parameters()] for net in nets))
     assert fast.cache_info().hits >= 4, str(fast.explain())
     assert "no fallbacks" in str(fast.explain())
+
+
+def test_modules_that_are_moved_elsewhere_change(device: torch.device) -> None:
+    net = networks(device)[0]
+    fast = pygraph.jit(lambda x: net.to(torch.float64)(x.double()).sum())
+    x = torch.ones(2, 4, device=device)
+    for _ in range(3):
+        assert fast(x).dtype is torch.float64
+        assert all(p.dtype is torch.float64 for p in net.parameters())
+        net.float()

@@ -79,7 +79,7 @@ def _cuda(device: Any = None) -> _Target | None:
 
 
 def _with_index(device: torch.device | None) -> torch.device | None:
-    if device is None or device.index is not None or device.type == "cpu":
+    if device is None or device.type == "cpu" or device.index is not None:  # pyright: ignore[reportUnnecessaryComparison]
         return device
     return torch.device(device.type, torch.get_device_module(device.type).current_device())
 

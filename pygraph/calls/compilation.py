@@ -138,6 +138,9 @@ class Compiler:
             if FUSE in self._function.passes:
                 start_workers_early()  # they get ready while it runs
             return self.add_runner(key, call, first)
+        if past.last is None and (way := runners.of_other_ways(call.args, call.kwargs)) is not None:
+            runner, is_kept = way
+            return self.add_runner(key, call, runner) if is_kept else Stateful(fallbacks=[], runner=runner)
         began, found = retries.clock(), self._policy.found_answers
         outcome = self._outcome(key, call, past)
         try:

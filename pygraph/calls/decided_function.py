@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
@@ -142,6 +143,8 @@ class DecidingPolicy(Policy):
         self.composes, self.carries_state = self._users.composes, self._users.carries_state
         self._engine, self._keys, self._function = users, users.keys, function
         self.why_unsteady: str | None = None
+        self._last: weakref.ref[Any] | None = None  # the runner of the last way that leaves state behind
+        self._finding: StateRunner | None = None  # the one whose trace finds the answers of the call under way
 
     def static_leaves(self, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> frozenset[int]:
         """Leaf positions that the options of the user's function make static."""
@@ -195,9 +198,33 @@ class DecidingPolicy(Policy):
         if not self._function.may_be_traced(call.kwargs[ANSWERS]):
             raise NoTraceError
 
-    def state_runner(self, engine: Any, args: tuple[Any, ...], kwargs: dict[str, Any], state: StateInputs) -> Any:
+    def state_runner(
+        self, engine: Any, args: tuple[Any, ...], kwargs: dict[str, Any], state: StateInputs
+    ) -> StateRunner:
         """A runner of calls that leave state behind."""
-        return self._users.of_part(self._note_unsteady).state_runner(engine, args, kwargs, state)
+        runner = self._users.of_part(self._note_unsteady).state_runner(engine, args, kwargs, state)
+        self._last = weakref.ref(runner)
+        return runner
+
+    def way_runner(self, engine: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[StateRunner, bool] | None:
+        """A runner of calls that are taken to leave behind what the last way has that leaves something behind.
+
+        The trace that finds the answers of a call takes that state already, and is the one of the call that is told
+        them: without it, all that such a trace says is that state changes.
+        """
+        finding, self._finding = self._finding, None
+        path = kwargs[ANSWERS]
+        if path != UNKNOWN_PATH:
+            return (finding, True) if finding is not None and path == self._function.trusted else None
+        last = None if self._last is None else self._last()
+        if last is None or last.state.decisions:
+            return None
+        found = self._finding = self.state_runner(engine, args, kwargs, last.state)
+        return found, False
+
+    def end_call(self) -> None:
+        """Forget the call under way."""
+        self._finding = None
 
     def _note_unsteady(self, reason: str) -> None:
         self.why_unsteady = reason

@@ -123,6 +123,7 @@ class DecidingCalls:
                 self.engine.release()
             finally:
                 function.end_call()
+                self._policy.end_call()
         return self._users.function.as_it_is(*args, **kwargs) if self._parts is None else self._parts(args, kwargs)
 
     def _decided(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

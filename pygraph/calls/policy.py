@@ -142,6 +142,15 @@ class Policy:
         """A runner of calls of an engine that leave state behind."""
         raise NotImplementedError
 
+    def way_runner(self, engine: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[StateRunner, bool] | None:
+        """A runner of calls of an engine that are taken to leave behind what other ways of its function do.
+
+        Returns:
+            The runner, and whether it is that of further calls; None if nothing is known of such calls.
+        """
+        del engine, args, kwargs
+        return None
+
     def first_step(
         self, engine: Any, args: tuple[Any, ...], kwargs: dict[str, Any], error: TraceError | None = None
     ) -> StateRunner | None:
@@ -240,6 +249,10 @@ class Runners:
     def of_state(self, args: tuple[Any, ...], kwargs: dict[str, Any], state: StateInputs) -> StateRunner:
         """The runner of calls that take and return state."""
         return self.policy.state_runner(self.engine, args, kwargs, state)
+
+    def of_other_ways(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[StateRunner, bool] | None:
+        """The runner of calls that are taken to leave behind what other ways do, and whether it is that of others."""
+        return self.policy.way_runner(self.engine, args, kwargs)
 
     def of_first_step(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], error: TraceError | None = None

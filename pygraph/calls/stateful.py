@@ -65,6 +65,7 @@ class StatefulCalls:
     Attributes:
         engine: The engine of the function that takes and returns the state.
         traces: The budget of traces of such calls.
+        state: The state that the calls take as arguments.
     """
 
     def __init__(
@@ -77,7 +78,7 @@ class StatefulCalls:
         *,
         is_expected: bool = False,
     ) -> None:
-        self._function, self._state, self._cutting = function, state, cutting
+        self._function, self.state, self._cutting = function, state, cutting
         self._is_expected = is_expected
         self._first: Fallback | None = None  # why a first call ran as it is, which is reported until the next one
         self._renewals, self._settled = Budget(limits.LIMITS.outdated_traces, limits.LIMITS.trace_share), 0
@@ -89,7 +90,7 @@ class StatefulCalls:
         self.engine = self._make(args, kwargs)
 
     def _make(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Engine:
-        found, state = reached_state(self._function, args, kwargs), self._state
+        found, state = reached_state(self._function, args, kwargs), self.state
         groups = found.rates if state.learning_rates else []
         numbers = list(filter(found.has, state.numbers))
         tensors = found.differentiable_with(state.thawed) if state.gradients else []
@@ -161,7 +162,7 @@ class StatefulCalls:
                     if decides is not None and self._cutting.cut_outside(function, args, kwargs, decides):
                         self.engine.release()
                         break
-                    self._state |= error.state
+                    self.state |= error.state
                 self._renewals.lose(self.engine.cache.seconds)
                 self._settled = 0
                 self.engine.release()

@@ -700,3 +700,32 @@ def test_a_line_that_asks_too_often_is_not_answered_again(
         x = torch.full((4,), value, device=device)
         torch.testing.assert_close(fast(x), whole(x))
     assert decisions.MAX_DECISIONS <= len(asked) < decisions.MAX_DECISIONS + 10
+
+
+def test_a_new_way_of_a_function_that_leaves_state_behind_is_traced_once(
+    device: torch.device, traces: list[str]
+) -> None:
+    """Its trace takes what the last way has changed, and finds the answers; one way changes nothing."""
+
+    class Memory:
+        def __init__(self) -> None:
+            self.h = torch.zeros(4, device=device)
+            self.calls = 0
+
+    def step(x: Tensor, memory: Memory) -> Tensor:
+        if x.min() < -5:
+            return x + memory.h
+        memory.calls += 1
+        h = x * 2 if x.sum() > 0 else x * 3
+        memory.h = h.sin() if x.max() > 2 else h.cos() + memory.h
+        return memory.h.sum() * memory.calls
+
+    theirs, mine = Memory(), Memory()
+    fast = pygraph.jit(lambda x: step(x, mine))
+    made: list[int] = []
+    for value in (1, 1, 1, -1, 3, -9, 1, -9, -1, 3):
+        x = torch.full((4,), float(value), device=device)
+        traces.clear()
+        assert_same((fast(x), mine.h, mine.calls), (step(x, theirs), theirs.h, theirs.calls), device)
+        made.append(len(traces))
+    assert made[3:] == [1, 1, 1, 0, 0, 0, 0], made

@@ -25,8 +25,8 @@ def is_recomputed(joint: JointGraph, node: fx.Node) -> bool:
         return True
     if node.op != "call_function" or node in joint.backward_nodes:
         return False
-    if is_view(node) or is_unset_generator_state(node):
-        return True
+    if is_view(node) or is_unset_generator_state(node) or node.target is torch.ops.aten._local_scalar_dense.default:
+        return True  # of a number that is read from the device, its tensor is saved
     return not any(map(_has_tensors, node.all_input_nodes)) and not is_random(node)
 
 

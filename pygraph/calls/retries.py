@@ -62,7 +62,8 @@ class Budget:
         """Note losses, and the time that they took together."""
         self._losses += count
         again = seconds / self._share
-        self._again, self._cpu_again = clock() + again, cpu_clock() + again
+        # A short loss does not end what a long one has begun.
+        self._again, self._cpu_again = max(self._again, clock() + again), max(self._cpu_again, cpu_clock() + again)
 
     def renew(self) -> None:
         """Note a gain: the next losses are free again."""

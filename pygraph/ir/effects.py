@@ -294,6 +294,15 @@ def _reason_of_operation(node: fx.Node) -> str | None:
     return None
 
 
+def has_sizes_of_data(target: Any, args: Sequence[Any]) -> bool:
+    """Whether data decides the sizes of what a call of an operation returns."""
+    if not isinstance(target, torch._ops.OpOverload) or torch.Tag.dynamic_output_shape not in target.tags:
+        return False
+    if target is not aten.index.Tensor:
+        return True
+    return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1])
+
+
 def _reads_offsets(node: fx.Node) -> bool:
     """Whether a grouped product of matrices is one product for each group, of which the host asks the size.
 

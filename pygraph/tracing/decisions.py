@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import functools
 import itertools
 import math
 import sys
@@ -31,6 +32,7 @@ from torch.utils import _pytree as pytree
 
 from pygraph.errors import TraceError
 from pygraph.ir.decisions import Answer, answer_of, ask, is_question, text_of
+from pygraph.ir.effects import has_sizes_of_data
 from pygraph.ir.packed_sequences import UNSIZED
 from pygraph.ir.source_lines import user_frame
 from pygraph.tracing.fake_arguments import FakeArguments
@@ -121,10 +123,15 @@ class Decisions:
             proxy = found.proxy.force()
         return self._asked(tracer, proxy, is_outcome=False)
 
-    def sized(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A tensor with the sizes that it has in the call, for each of which is asked that only a run knows."""
+    def sized(self, tensor: torch.Tensor, *, is_of_data: bool = False) -> torch.Tensor:
+        """A tensor with the sizes that it has in the call, for each of which is asked that only a run knows.
+
+        Args:
+            tensor: The tensor.
+            is_of_data: Whether only a run knows them in any case, though another result of the same mask was asked.
+        """
         unknown: list[Any] = [size for size in tensor.shape if free_unbacked_symbols(size)]
-        if not unknown:
+        if not unknown and not is_of_data:
             return tensor
         self._is_in_operation = True
         try:
@@ -409,7 +416,8 @@ def with_known_sizes(func: Any, args: Any, kwargs: Any, out: Any) -> Any:
     decisions.views.note_results(out)
     if not decisions.numbers or (func in _KEEP_UNSIZED and not decisions.sizes):
         return out
-    found = pytree.tree_map_only(torch.Tensor, decisions.sized, out)
+    sized = functools.partial(decisions.sized, is_of_data=has_sizes_of_data(func, args))
+    found = pytree.tree_map_only(torch.Tensor, sized, out)
     decisions.views.note((args, kwargs), out, found)
     return found
 

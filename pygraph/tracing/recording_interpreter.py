@@ -169,7 +169,7 @@ def _is_custom(target: Any) -> bool:
 
 def with_strides(value: Any, like: Any) -> Any:
     """``value``, copied to the strides of ``like`` if it has others: those of the first run, which eager has."""
-    if not isinstance(value, torch.Tensor) or any(not isinstance(n, int) for n in like.shape):
+    if not isinstance(value, torch.Tensor) or any(not isinstance(n, int) for n in (*like.shape, *value.shape)):
         return value
     if value.stride() == like.stride() or is_empty(value):
         return value

@@ -222,9 +222,16 @@ def _is_known(value: Any) -> TypeGuard[torch.Tensor]:
     """Whether a value is an ordinary tensor of a known layout."""
     if type(value) is not FakeTensor or value.layout != torch.strided or value._is_zerotensor():
         return False
-    layout: tuple[Any, ...] = (*value.shape, *value.stride(), value.storage_offset())
-    return all(type(number) is int for number in layout)
+    return _are_numbers(value)
 
 
 def _have_one_layout(one: torch.Tensor, other: torch.Tensor) -> bool:
+    if not _are_numbers(one):  # the size of data, whose number the first run has asked for
+        return False
     return (one.shape, one.stride(), one.storage_offset()) == (other.shape, other.stride(), other.storage_offset())
+
+
+def _are_numbers(tensor: torch.Tensor) -> bool:
+    """Whether the layout of a tensor is made of numbers, and not of symbols."""
+    layout: tuple[Any, ...] = (*tensor.shape, *tensor.stride(), tensor.storage_offset())
+    return all(type(number) is int for number in layout)

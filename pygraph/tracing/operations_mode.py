@@ -93,6 +93,7 @@ class OperationsMode(TorchDispatchMode):
         self.problem: str | None = None
         self.depends_on_data = self.has_unknown_sizes = False
         self.used: dict[int, torch.Tensor] = {}
+        self._versions: dict[int, int] = {}  # of these, when they were first used
         # By tracer, as branches of control flow have graphs of their own; a training step uses a parameter ten times.
         self._aliases: dict[Any, dict[tuple[int, bool], torch.Tensor]] = {}
 
@@ -162,6 +163,16 @@ class OperationsMode(TorchDispatchMode):
         remember_line(out, source)
         return out
 
+    def restore_versions(self) -> None:
+        """Have tensors from outside have been updated as often as before the trace, which only records updates.
+
+        Autograd would refuse a backward of what has saved one of them before.
+        """
+        for number, before in reversed(self._versions.items()):  # views have the counter of their base
+            tensor = self.used[number]
+            if tensor._version != before:
+                _set_versions((tensor,), (before,))
+
     def _waiting_line(self) -> str | None:
         """The line at which the function waits for a backward, whose operations are called by threads of autograd."""
         if threading.get_ident() == self._thread:
@@ -189,6 +200,8 @@ class OperationsMode(TorchDispatchMode):
         if stays and (problem := self.reshaped.problem(tensor)) is not None:
             self.problem = self.problem or problem
             raise TraceError(problem)
+        if id(tensor) not in self.used and not tensor.is_inference():
+            self._versions[id(tensor)] = tensor._version
         self.used[id(tensor)] = tensor
         key = id(tensor), torch.is_inference_mode_enabled()
         if key not in known:
@@ -278,6 +291,7 @@ def _is_first_gradient(frame: Any) -> bool:
     return False
 
 
+_set_versions: Any = torch._C._autograd._unsafe_set_version_counter  # pyright: ignore  # checked with torch 2.11 and 2.13
 _CUDA = torch.device("cuda")
 _DEVICE = torch.ops.prim.device.default
 

@@ -300,6 +300,11 @@ class _Watches:
             raised.clear()
         return found
 
+    def forget(self) -> None:
+        """Leave nothing of the run in tensors from outside, nor in what torch remembers."""
+        self.operations.restore_versions()
+        forget_cached_fakes()
+
     def gradients(self) -> list[torch.Tensor]:
         """The closed-over tensors whose ``.grad`` the function, or autograd for it, has read; each once."""
         read = (*self.reads.tensors, *self._accumulations.tensors)
@@ -356,7 +361,7 @@ def _run(
         remembered = environment.forget_remembered(every=is_lost or carries)
         elsewhere = remembered or graph or changes.changed_attribute() or unreached
         seeded = watches.generators.restore()
-        forget_cached_fakes()
+        watches.forget()
         caught = watches.caught()
     if other is not None:
         raise OtherPathError(other)  # another one, without the frames of the trace

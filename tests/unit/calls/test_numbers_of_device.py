@@ -261,6 +261,86 @@ def test_gradients_through_rows_of_which_data_decides_the_number(device: torch.d
     assert fast.cache_info().captures
 
 
+def mean_of_positives(c: Tensor) -> Tensor:
+    return c.square().sum() / (c > 0).sum().item()
+
+
+def at_least_one(c: Tensor) -> Tensor:
+    count = max((c > 0.5).sum().item(), 1)
+    return (c.exp() * count).sum() / (count + 1)
+
+
+def by_the_largest(c: Tensor) -> Tensor:
+    return (c / c.detach().abs().max().item()).sin().sum()
+
+
+def updated_mask(c: Tensor) -> Tensor:
+    mask = torch.zeros(6, dtype=torch.bool, device=c.device)
+    mask |= c.detach()[0] > 0
+    return mask
+
+
+def sizes_of_one_mask(c: Tensor) -> Tensor:
+    """Two results have the size of a mask; for that of the second one nobody asks."""
+    mask = updated_mask(c)
+    first, second = c[:, mask], c.detach()[:, mask]
+    out = c.new_zeros(3, first.shape[1])
+    out[:] = second
+    return (out * first).sum()
+
+
+def assigned(c: Tensor) -> Tensor:
+    mask = updated_mask(c)
+    first, second = c[0][mask], c.detach()[1][mask]
+    rows = c.new_zeros(first.shape[0], 4)
+    rows[:, 0] = first / 2 - second
+    return rows.square().sum()
+
+
+def normalized(c: Tensor) -> Tensor:
+    mask = updated_mask(c)
+    first, second = c[:, mask], c.detach()[:, mask]
+    scale = max(first.shape[1], 1)
+    return (first.sigmoid() * second).sum() / scale + (first - second.amax(1, keepdim=True)).square().sum()
+
+
+def matched(c: Tensor) -> Tensor:
+    """As targets are assigned to anchors (SimOTA)."""
+    matches = (c.detach() > 0).to(torch.uint8)
+    counts = matches.sum(0)
+    if counts.max() > 1:
+        several = counts > 1
+        best = torch.min(c[:, several], dim=0)[1]
+        matches[:, several] *= 0
+        matches[best, several] = 1
+    found = counts > 0
+    number = found.sum().item()
+    chosen = matches[:, found].argmax(0)
+    return c[:, found].sum() / number + c[chosen].square().sum()
+
+
+OF_NUMBERS = [mean_of_positives, at_least_one, by_the_largest, sizes_of_one_mask, assigned, normalized, matched]
+
+
+@pytest.mark.parametrize("fn", OF_NUMBERS)
+def test_gradients_from_outside_by_numbers_of_the_device(device: torch.device, fn: Callable[[Tensor], Tensor]) -> None:
+    """The backward reads a number that the forward has read, or what has a size of data."""
+    w = torch.linspace(0.5, 2, 6, device=device, requires_grad=True)
+    fast = pygraph.jit(lambda x: fn(x * w))
+    for index, count in enumerate((1, 1, 2, 1, 2, 1)):
+        x = torch.randn(3, 6, generator=torch.Generator().manual_seed(index)).abs()
+        x = x * torch.where(torch.arange(6) < count, 1, -1)
+        x[1:] *= 1 if index % 2 else -1
+        x = x.to(device)
+        losses = fn(x * w), fast(x)
+        assert_same(losses[1].detach(), losses[0].detach(), device)
+        gradients = [torch.autograd.grad(loss, w)[0] for loss in losses]
+        assert_same(gradients[1], gradients[0], device)
+    reasons = [one["reason"] for one in fast.explain().to_dict()["fallbacks"]]
+    assert not any("forward" in reason or "backward" in reason for reason in reasons), reasons
+    assert fast.cache_info().captures >= 2
+
+
 def test_a_training_step_with_a_mask(device: torch.device) -> None:
     results: list[Any] = []
     for compiles in (False, True):

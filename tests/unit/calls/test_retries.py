@@ -89,6 +89,16 @@ def test_losses_are_free_at_first_and_then_a_share_of_the_time(clock: Clock) -> 
         assert budget.allows()
 
 
+def test_a_short_loss_does_not_end_what_a_long_one_has_begun(clock: Clock) -> None:
+    budget = Budget(free=0, share=0.1)
+    budget.lose(2.0)
+    budget.lose(0.1)
+    clock.now += 10
+    assert not budget.allows()
+    clock.now += 11
+    assert budget.allows()
+
+
 def test_a_gain_makes_losses_free_again(clock: Clock) -> None:
     budget = Budget(free=1, share=0.01)
     budget.lose(5.0, count=7)

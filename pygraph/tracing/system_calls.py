@@ -166,6 +166,8 @@ def _prints(frame: Any) -> bool:
         name = frame.f_code.co_filename
         if name == warnings.__file__:
             return False
+        if name == _TQDM and frame.f_code.co_name == "write":  # a message, and no bar
+            return True
         if not is_in_standard_library(name) and not name.startswith(_PRINTERS):
             break
         frame = frame.f_back
@@ -180,5 +182,6 @@ def asks_itself(frame: Any) -> bool:
 
 # Packages that show progress or log, and those that torch compiles with.
 _PRINTERS = tuple(f"{PACKAGES_FOLDER}{name}{os.sep}" for name in ("rich", "loguru"))
+_TQDM = os.path.join(PACKAGES_FOLDER, "tqdm", "std.py")
 _OTHERS = ("tqdm", "filelock", "sympy", "mpmath", "jinja2")
 _APART = (*_PRINTERS, *(f"{PACKAGES_FOLDER}{name}{os.sep}" for name in _OTHERS))

@@ -432,3 +432,29 @@ def test_who_makes_a_lock_holds_no_other_one_behind_a_trace(device: torch.device
         step(torch.ones(3, device=device))
         assert not outer.locked()
     assert step.cache_info().captures == 1
+
+
+def test_messages_beside_a_progress_bar_are_those_of_eager(
+    device: torch.device, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`tqdm.write` prints, also where it ends a loop that is cut, or is a part by itself."""
+    tqdm = pytest.importorskip("tqdm").tqdm
+    weight = torch.ones(4, device=device, requires_grad=True)
+
+    def epoch(batches: list[torch.Tensor]) -> torch.Tensor:
+        bar = tqdm(total=len(batches), disable=True)
+        total = torch.zeros((), device=device)
+        for x in batches:
+            bar.update(1)
+            total += (x * weight).sum().detach()
+            bar.write(f"loss {total.item():.3f}")
+        bar.write("done")
+        bar.close()
+        return total
+
+    fast = pygraph.jit(epoch)
+    for number in range(6):
+        batches = [torch.full((4,), float(number + i), device=device) for i in range(2)]
+        found, printed = fast(batches), capsys.readouterr().out
+        torch.testing.assert_close(found, epoch(batches))
+        assert printed == capsys.readouterr().out

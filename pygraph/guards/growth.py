@@ -163,6 +163,8 @@ def growth_of(
     grown = len(container) > len(before) and all(a is b for a, b in zip(container, before))  # noqa: B905
     if type(container) is not list or not grown or not holders:
         return None
+    if any(isinstance(one, Item) and isinstance(one.container, types.MappingProxyType) for one in holders):
+        return None  # an attribute of a class, in whose place no other list can be put
     known = {id(holder.cell if isinstance(holder, Variable) else holder.container) for holder in holders}
     for referrer in gc.get_referrers(container):
         if id(referrer) not in known and not isinstance(referrer, types.FrameType) and reaches(referrer):

@@ -285,3 +285,30 @@ def test_a_list_in_a_variable_that_functions_share(device: torch.device, native:
     for number in range(4):
         assert fast(torch.ones(2, device=device)).tolist() == [2, 2]
         assert log == ["one"] * (number + 1)
+
+
+def test_a_list_that_is_an_attribute_of_a_class(device: torch.device) -> None:
+    """No other list can be put in its place while the function is traced."""
+
+    def make() -> Any:
+        class Writer:
+            log: list[Any] = []  # noqa: RUF012  # of the class, as loggers have it
+
+            def add(self, *values: Any) -> None:
+                self.log.append(values)
+
+        return Writer()
+
+    mine, theirs = make(), make()
+
+    def step(x: Tensor, writer: Any) -> Tensor:
+        loss = x.square().mean()
+        writer.add("loss", loss)
+        return loss * 2
+
+    fast = pygraph.jit(lambda x: step(x, mine))
+    for number in range(6):
+        x = torch.full((3,), float(number), device=device)
+        assert_same((fast(x), mine.log), (step(x, theirs), theirs.log), device)
+    report = str(fast.explain().to_dict())
+    assert "AttributeError" not in report, report

@@ -303,7 +303,7 @@ def test_a_list_that_is_an_attribute_of_a_class(device: torch.device) -> None:
 
     def step(x: Tensor, writer: Any) -> Tensor:
         loss = x.square().mean()
-        writer.add("loss", loss)
+        writer.add(1.0, loss)
         return loss * 2
 
     fast = pygraph.jit(lambda x: step(x, mine))

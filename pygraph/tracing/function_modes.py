@@ -15,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 import pygraph.ir.ops  # noqa: F401  # pyright: ignore[reportUnusedImport]  # registers pygraph::scalar
 from pygraph.errors import TraceError
+from pygraph.ir.random_integers import random_integers
 from pygraph.tracing.ctc_losses import CTC_LOSSES, ctc_loss_of
 from pygraph.tracing.indexing import selected, selected_by_live
 from pygraph.tracing.live_arrays import tensor_of, with_tensor_indices
@@ -83,6 +84,8 @@ class LiveNumbersMode(TorchFunctionMode):
         if func in _TAKE_LEARNING_RATE and isinstance(kwargs["lr"], torch.SymFloat):
             rate = torch.ops.pygraph.scalar(kwargs["lr"], dtype=torch.float32, device=args[0][0].device)
             kwargs = {**kwargs, "lr": rate}
+        if func is torch.randint and (drawn := random_integers(args, kwargs)) is not None:
+            return drawn
         if func in CTC_LOSSES and (loss := ctc_loss_of(args, kwargs)) is not None:
             return loss
         if func in _SCATTERED:  # which do not ask, as views do, and count from the end in another trace

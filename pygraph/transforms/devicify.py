@@ -10,6 +10,7 @@ from pygraph.ir.descriptors import ScalarArgument
 from pygraph.ir.effects import has_effect
 from pygraph.ir.order import note_order
 from pygraph.ir.program import Program
+from pygraph.ir.random_integers import RANDOM_INTEGERS
 from pygraph.transforms.host_values.code_motion import gather_device_work
 from pygraph.transforms.host_values.constants import host_constants
 from pygraph.transforms.host_values.elements import read_elements
@@ -116,7 +117,8 @@ def devicify_program(program: Program, bounds: Bounds = ()) -> Program:
 def undevicified_scalars(program: Program) -> set[int]:
     """Indices of the `ScalarArgument` inputs whose values a device operation still takes as host values.
 
-    The caller can bake those in, by tracing again with them static. Host arithmetic is followed backwards.
+    The caller can bake those in, by tracing again with them static. Host arithmetic is followed backwards. Bounds of
+    random integers are none of them: these are drawn between graphs.
 
     Args:
         program: A Program that `devicify_program` returned.
@@ -124,7 +126,7 @@ def undevicified_scalars(program: Program) -> set[int]:
     pending = [
         source
         for node in program.nodes
-        if is_device_operation(node)
+        if is_device_operation(node) and node.target is not RANDOM_INTEGERS
         for source in node.all_input_nodes
         if is_number(source)
     ]

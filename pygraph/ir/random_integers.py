@@ -4,6 +4,8 @@ Torch's description of ``randint`` reads the bounds, so that a trace would have 
 value: it is launched between graphs.
 """
 
+# Arguments are of any type.
+# pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false
 from __future__ import annotations
 
 from typing import Any
@@ -42,10 +44,11 @@ def random_integers(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tens
         args: Its positional arguments.
         kwargs: Its keyword arguments.
     """
-    names = ("low", "high", "size")[-len(args) - sum(name in kwargs for name in ("low", "high", "size")) :]
+    names = _POSITIONAL[-len(args) - sum(name in kwargs for name in _POSITIONAL) :]
     given = {**dict(zip(names, args, strict=False)), **kwargs}
     bounds = given.get("low", 0), given.get("high")
-    size, dtype, device = given.get("size"), given.get("dtype"), given.get("device")
+    size: Any = given.get("size")
+    dtype, device = given.get("dtype"), given.get("device")
     is_plain = given.keys() <= _KNOWN and isinstance(size, (tuple, list)) and all(type(one) is int for one in size)
     are_bounds = all(isinstance(bound, (int, torch.SymInt)) for bound in bounds)
     if not is_plain or not are_bounds or not any(isinstance(bound, torch.SymInt) for bound in bounds):
@@ -54,4 +57,5 @@ def random_integers(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tens
     return RANDOM_INTEGERS(*bounds, list(size), dtype or torch.int64, device)
 
 
-_KNOWN = frozenset({"low", "high", "size", "dtype", "device"})
+_POSITIONAL = ("low", "high", "size")
+_KNOWN = frozenset({*_POSITIONAL, "dtype", "device"})

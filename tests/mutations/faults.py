@@ -47,6 +47,24 @@ FAULTS = (
         "operation.backward_plan is None:",
     ),
     Fault(
+        "all-freed-by-one",
+        "The backward of one result of several frees what the others need as well.",
+        "  if (!backward->absent.empty()) {\n",
+        "  if (false) {\n",
+    ),
+    Fault(
+        "versions-of-a-trace",
+        "A trace leaves tensors that it has recorded updates of with higher versions.",
+        "        self.operations.restore_versions()\n",
+        "",
+    ),
+    Fault(
+        "sizes-of-one-mask",
+        "Only that result of a mask has the size that was asked for which the question was about.",
+        "is_of_data=has_sizes_of_data(func, args)",
+        "is_of_data=False",
+    ),
+    Fault(
         "as-far-as-another",
         "Inputs that share memory may be as far from where they are recorded as others are.",
         "        distances.add(address - start)\n",

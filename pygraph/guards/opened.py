@@ -268,7 +268,7 @@ class Opening:
         if is_whole(value):
             raise NotOpenedError
         is_itself = type(value_key(value)) is Identity
-        self._foreign |= kind is None and is_itself
+        self._foreign |= kind is None and is_itself and not isinstance(value, type)
         if not is_itself or self._is_named is None or issubclass(type(value), _CODE):
             return self._leaf(value)
         return self._unread(value)

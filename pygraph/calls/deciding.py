@@ -30,7 +30,7 @@ from pygraph.calls.decided_function import (
 )
 from pygraph.calls.entries import StateRunner
 from pygraph.calls.expected_paths import ExpectedPaths, Path
-from pygraph.calls.initial_states import Draws, InitialStates, entries_of
+from pygraph.calls.initial_states import Draws, InitialStates, KnownDraws, entries_of
 from pygraph.calls.policy import ClosedError
 from pygraph.calls.retries import Budget, Traces
 from pygraph.ir.decisions import DecisionError, text_of
@@ -85,8 +85,7 @@ class DecidingCalls:
         self._line: str | None = None  # that asked, where a call went another way last
         self._in_a_row = self._ran = self._new = 0
         self._turns = set[int]()  # how many decisions the paths have that repeat some
-        self._draws = Draws()
-        self._looked_at = -1  # the number of compilations at that time
+        self._draws = KnownDraws(users, lambda: Draws.of(self.engine))
         self._parts: StateRunner | None = None
         self._is_tried = False
         self._missing = collections.Counter[frozenset[str]]()  # how often values were, by their names
@@ -136,7 +135,7 @@ class DecidingCalls:
                 self._note_stops(stops)
 
     def _on_its_way(self, args: tuple[Any, ...], kwargs: dict[str, Any], stops: list[_Stop]) -> Any:
-        draws = self._looked_at_draws()
+        draws = self._draws.now()  # before it finds out that a call decides otherwise
         states = InitialStates(self._users, args, kwargs, draws)
         if draws.any:
             states.save()
@@ -234,13 +233,6 @@ class DecidingCalls:
     def _without_graph(self, begin: Path) -> Path | None:
         """A way that begins so and has no graph, as one that ends in an error; None if none is known."""
         return next((path for path in self._as_it_is if path[: len(begin)] == begin), None)
-
-    def _looked_at_draws(self) -> Draws:
-        """Look up from which generators a replay may draw before it finds out that a call decides otherwise."""
-        compilations = self._users.shared.counts.compilations
-        if compilations != self._looked_at:
-            self._looked_at, self._draws = compilations, Draws.of(self.engine)
-        return self._draws
 
     def _note_replay(self, path: Path, *, is_new: bool, seconds: float) -> None:
         """Note the path of a call, whether it was traced for it, and how long the call took."""

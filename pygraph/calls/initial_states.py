@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -45,6 +45,28 @@ class Draws:
         inputs = (one for entry in entries if entry.program is not None for one in entry.program.inputs)
         found = {id(one.value): one.value for one in inputs if isinstance(one, CapturedGenerator)}
         return cls(any=True, generators=tuple(found.values()))
+
+
+class KnownDraws:
+    """The draws of the calls of a function, looked up again once something has been compiled.
+
+    Args:
+        users: The engine of the function.
+        look_up: Looks it up.
+        first: What holds for the first call; None to look it up as well.
+    """
+
+    def __init__(self, users: Any, look_up: Callable[[], Draws], first: Draws | None = None) -> None:
+        self._users, self._look_up, self._first = users, look_up, first
+        self._looked_at, self._draws = -1, Draws()  # the number of compilations at that time
+
+    def now(self) -> Draws:
+        """The draws of calls now."""
+        compilations = self._users.shared.counts.compilations
+        if compilations != self._looked_at:
+            self._looked_at, first, self._first = compilations, self._first, None
+            self._draws = self._look_up() if first is None else first
+        return self._draws
 
 
 class InitialStates:

@@ -11,7 +11,7 @@ from typing import Any
 
 from pygraph.calls.entries import StateRunner
 from pygraph.calls.function import Call
-from pygraph.calls.initial_states import Draws, InitialStates, entries_of
+from pygraph.calls.initial_states import Draws, InitialStates, KnownDraws, entries_of
 from pygraph.calls.keys import flatten_call
 from pygraph.calls.limits import LIMITS
 from pygraph.calls.opened_function import AsItWas, OpenedFunction
@@ -60,7 +60,7 @@ class ObjectCalls:
         self._layouts: dict[Layout, Layout] = {}
         self._is_new = True  # the last call, or this one, which is the first
         self._named: dict[type, Callable[[str], bool]] = {}
-        self._looked_at, self._draws = -1, Draws()  # the number of compilations, and what calls drew from then
+        self._draws = KnownDraws(users, self._draws_before_failures)
 
     def serve(self, look_up: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a call by what looks it up: again as long as more is found of the containers that it changes."""
@@ -153,15 +153,16 @@ class ObjectCalls:
 
     def _states(self, call: OpenedCall) -> InitialStates:
         """The states of the generators from which a call may draw before an operation fails by its data."""
-        compilations = self._users.shared.counts.compilations
-        if compilations != self._looked_at:
-            self._looked_at, self._draws = compilations, Draws()
-            if self._function.leaves_something and any(asked_failures(one.nodes) for one in _programs(self._engine)):
-                self._draws = Draws.of(self._engine)
-        states = InitialStates(self._users, call.args, call.kwargs, self._draws)
-        if self._draws.any:
+        draws = self._draws.now()
+        states = InitialStates(self._users, call.args, call.kwargs, draws)
+        if draws.any:
             states.save()
         return states
+
+    def _draws_before_failures(self) -> Draws:
+        """Look up what calls may draw from before an operation fails; nothing where that does not matter."""
+        may_fail = self._function.leaves_something and any(asked_failures(one.nodes) for one in _programs(self._engine))
+        return Draws.of(self._engine) if may_fail else Draws()
 
     def _as_it_is(self, call: OpenedCall, states: InitialStates) -> Any:
         """Run a call in which an operation has failed by its data, and nothing was stored or updated until then."""

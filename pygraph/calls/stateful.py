@@ -25,7 +25,7 @@ from pygraph.calls.cutting import Cutting
 from pygraph.calls.deciding import DecidingCalls
 from pygraph.calls.engine import Engine
 from pygraph.calls.entries import StateRunner
-from pygraph.calls.initial_states import Draws, InitialStates
+from pygraph.calls.initial_states import Draws, InitialStates, KnownDraws
 from pygraph.calls.retries import Budget, Traces
 from pygraph.calls.spent_results import mark_spent
 from pygraph.calls.state_policy import StatePolicy, UnsteadyError, reached_state
@@ -85,7 +85,7 @@ class StatefulCalls:
         self.traces: Traces | None = None
         self._why_unsteady: str | None = None
         self._is_patient = False
-        self._looked_at, self._draws = -1, Draws()  # the number of compilations, and what calls drew from then
+        self._draws = KnownDraws(function, lambda: Draws.of(self.engine), first=Draws(any=True, generators=None))
         self._decided: StateRunner | None = None  # runs the calls, once they decide or compute numbers
         self.engine = self._make(args, kwargs)
 
@@ -266,12 +266,9 @@ class StatefulCalls:
         Raises:
             AsItIsError: It is so.
         """
-        compilations = self._function.shared.counts.compilations
-        if self._looked_at != compilations:
-            self._draws = Draws(any=True, generators=None) if self._looked_at < 0 else Draws.of(self.engine)
-            self._looked_at = compilations
-        states = InitialStates(self._function, args, kwargs, self._draws)
-        if self._draws.any and (self.policy.may_fail or self._settled == 0):
+        draws = self._draws.now()
+        states = InitialStates(self._function, args, kwargs, draws)
+        if draws.any and (self.policy.may_fail or self._settled == 0):
             states.save()
             self.policy.initial_states = states
         try:

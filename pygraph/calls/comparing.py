@@ -33,6 +33,8 @@ _BLOCK = 4
 _BLOCKS = 4
 CLEARLY = 0.9
 """The share of the time of graphs which the function as it is has to stay below to be the faster way."""
+MUCH = 0.5
+"""A smaller share, where a backward may come later, which is not timed, or where little is known of the calls."""
 
 
 def compares(function: Engine) -> bool:
@@ -53,6 +55,11 @@ def drivers_of(function: Engine, arguments: Any = ()) -> list[Driver]:
     devices = set(function.shared.pools)
     devices = devices or {one.device for one in pytree.tree_leaves(arguments) if isinstance(one, torch.Tensor)}
     return [driver for driver in map(driver_for, devices) if driver is not None]
+
+
+def requires_grad(result: Any) -> bool:
+    """Whether a result may be differentiated."""
+    return any(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in pytree.tree_leaves(result))
 
 
 class Blocks:
@@ -106,6 +113,8 @@ class Blocks:
         result = by_graphs(*args, **kwargs) if is_graphs else self._function.fn(*args, **kwargs)
         for driver in drivers:
             driver.synchronize()
+        if requires_grad(result):
+            self._clearly = min(self._clearly, MUCH)
         if number % _BLOCK:
             self._seconds[is_graphs].append(retries.clock() - begin)
         return result

@@ -15,11 +15,8 @@ import statistics
 import threading
 from typing import Any
 
-import torch
-from torch.utils import _pytree as pytree
-
 from pygraph.calls import limits, retries, surroundings
-from pygraph.calls.comparing import CLEARLY, FASTER, Blocks, compares, drivers_of
+from pygraph.calls.comparing import CLEARLY, FASTER, MUCH, Blocks, compares, drivers_of, requires_grad
 from pygraph.calls.engine import Engine
 from pygraph.calls.entries import Differentiated
 from pygraph.ir.descriptors import Fallback
@@ -31,8 +28,8 @@ _RESTLESS = Fallback("the call", "its calls are compiled again and again, and it
 _EARLY = 4
 """Calls without a compilation after which a call may be found to take much longer than the function as it is."""
 
-_MUCH, _MUCH_WITH_BACKWARD = 0.5, 0.1
-"""Shares as `CLEARLY` is one, where little is known of the calls, and where their backward is not timed."""
+_MUCH_WITH_BACKWARD = 0.1
+"""A share as `MUCH` is one, of calls that are compiled again and again, whose backward is not timed."""
 
 _RESTLESS_CALLS, _RECENT, _OFTEN = 16, 8, 2
 """Calls after which a function may be found to come to no rest: if so many of the recent ones were compiled."""
@@ -118,7 +115,7 @@ class Pace:
         if self._quiet in (_EARLY, limits.LIMITS.calls_before_comparing):
             self._compare_settled(result)
         elif self._is_restless():
-            clearly = _MUCH_WITH_BACKWARD if self._has_backward(result) else _MUCH
+            clearly = _MUCH_WITH_BACKWARD if self._has_backward(result) else MUCH
             mean = statistics.mean(seconds for _, seconds in self._recent)
             self._blocks = Blocks(self._engine, 1, clearly, mean)
         return result
@@ -126,11 +123,10 @@ class Pace:
     def _compare_settled(self, result: Any) -> None:
         """Compare what calls take for which nothing is compiled any more; end, if there is nothing to be found."""
         is_early = self._quiet == _EARLY
-        has_gradient = _requires_grad(result)
         if self._has_backward(result) or not self._is_slow():
             self.watches = False
         else:
-            self._blocks = Blocks(self._engine, 2 if is_early else 4, _MUCH if is_early or has_gradient else CLEARLY)
+            self._blocks = Blocks(self._engine, 2 if is_early else 4, MUCH if is_early else CLEARLY)
 
     def _is_restless(self) -> bool:
         """Whether something is compiled in calls again and again."""
@@ -141,7 +137,7 @@ class Pace:
     def _has_backward(self, result: Any) -> bool:
         """Whether a call is but a part of what is to be compared, as graphs are its backward, which comes later."""
         entries = self._engine.cache.entries
-        return _requires_grad(result) and any(isinstance(entry, Differentiated) for entry in entries)
+        return requires_grad(result) and any(isinstance(entry, Differentiated) for entry in entries)
 
     def _is_slow(self) -> bool:
         """Whether the last call has taken longer than launching its kernels takes at least."""
@@ -179,8 +175,3 @@ class Pace:
             self.watches = False  # calls as they are may leave tensors elsewhere, for which graphs are recorded anew
         self._compilations = counts.compilations
         return result
-
-
-def _requires_grad(result: Any) -> bool:
-    """Whether a result may be differentiated."""
-    return any(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in pytree.tree_leaves(result))

@@ -7,6 +7,7 @@ import types
 from typing import Any
 
 import pytest
+import torch
 
 from pygraph.calls import comparing, limits, retries
 from pygraph.calls.comparing import Comparison
@@ -32,6 +33,7 @@ class Case:
         monkeypatch.setattr(comparing, "MEASURES", True)
         monkeypatch.setattr(comparing, "driver_for", lambda device: Driver())
         self.seconds, self.ways = {"graphs": 1.0, "as it is": as_it_is}, list[str]()
+        self.result: Any = None
         self.counts = types.SimpleNamespace(traces=1)
         engine: Any = types.SimpleNamespace(
             fn=lambda: self.take("as it is"),
@@ -42,10 +44,10 @@ class Case:
         self.engine = engine
         self.comparison = Comparison(engine)
 
-    def take(self, way: str) -> str:
+    def take(self, way: str) -> Any:
         self.clock.now += self.seconds[way]
         self.ways.append(way)
-        return way
+        return self.result
 
     def call(self, times: int) -> list[str]:
         before = len(self.ways)
@@ -70,6 +72,17 @@ def test_the_faster_way_is_taken_if_it_is_clearly_faster(
     )
     case.seconds["as it is"] = 1.5 - as_it_is  # it is found out again
     assert case.call(16) == MEASURED
+
+
+@pytest.mark.parametrize(("as_it_is", "way"), [(0.4, "as it is"), (0.6, "graphs")])
+def test_results_with_a_graph_of_autograd_have_to_take_much_longer(
+    monkeypatch: pytest.MonkeyPatch, as_it_is: float, way: str
+) -> None:
+    """Their backward, which graphs may be faster at, comes later."""
+    case = Case(monkeypatch, as_it_is)
+    case.result = torch.ones(2, requires_grad=True)
+    case.call(limits.LIMITS.calls_before_comparing + 16)
+    assert set(case.call(8)) == {way}
 
 
 def test_what_is_still_compiled_is_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:

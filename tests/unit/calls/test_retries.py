@@ -394,13 +394,15 @@ def test_an_object_for_each_call_ends_in_ordinary_calls(x: torch.Tensor, clock: 
     assert fast.cache_info().hits >= 1
 
 
-def test_objects_that_come_again_are_graphs(x: torch.Tensor) -> None:
+@pytest.mark.parametrize(("kind", "captures"), [(Scale, 2), (Whole, 24)])
+def test_objects_that_come_again_are_graphs(x: torch.Tensor, kind: type[Scale], captures: int) -> None:
+    """One for each, or one for all numbers that they hold, where they are taken apart once there was another one."""
     fast = pygraph.jit(lambda x, scale: x * scale.value)
-    scales = [Scale(n) for n in range(24)]
+    scales = [kind(n) for n in range(24)]
     for _ in range(3):
         for n, scale in enumerate(scales):
             assert torch.equal(fast(x, scale), x * n)
-    assert fast.cache_info().captures == 24
+    assert fast.cache_info().captures == captures
 
 
 class Cache:

@@ -68,6 +68,7 @@ class Budget:
     def renew(self) -> None:
         """Note a gain: the next losses are free again."""
         self._losses = 0
+        self._again = self._cpu_again = 0.0
 
 
 class Traces:

@@ -23,6 +23,9 @@ from pygraph.ir.packed_sequences import is_on_packed
 
 aten = torch.ops.aten
 
+MASKS = (torch.bool, torch.uint8)
+"""Dtypes of tensors that are masks where they are an index."""
+
 # Operations that return their argument's memory although their schemas do not say so.
 _SILENT_VIEWS = (aten._unsafe_view.default, aten._reshape_alias.default, aten.lift_fresh.default)
 
@@ -300,7 +303,7 @@ def has_sizes_of_data(target: Any, args: Sequence[Any]) -> bool:
         return False
     if target is not aten.index.Tensor:
         return True
-    return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1])
+    return any(index is not None and index.dtype in MASKS for index in args[1])
 
 
 def _reads_offsets(node: fx.Node) -> bool:
@@ -348,7 +351,7 @@ def _reason_of_arguments(node: fx.Node) -> str | None:
     if name in ("aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_", "aten::_unsafe_index"):
         for index in node.args[1]:  # pyright: ignore
             spec = index.meta.get("spec") if isinstance(index, fx.Node) else None
-            if isinstance(spec, TensorSpec) and spec.dtype in (torch.bool, torch.uint8):
+            if isinstance(spec, TensorSpec) and spec.dtype in MASKS:
                 return "a boolean mask as index synchronises with the host"
     return None
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from pygraph.ir.device_arguments import or_default
 from pygraph.ir.ops import define
 
 
@@ -53,8 +54,7 @@ def random_integers(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tens
     are_bounds = all(isinstance(bound, (int, torch.SymInt)) for bound in bounds)
     if not is_plain or not are_bounds or not any(isinstance(bound, torch.SymInt) for bound in bounds):
         return None
-    device = torch.get_default_device() if device is None else torch.device(device)
-    return RANDOM_INTEGERS(*bounds, list(size), dtype or torch.int64, device)
+    return RANDOM_INTEGERS(*bounds, list(size), dtype or torch.int64, or_default(device))
 
 
 _POSITIONAL = ("low", "high", "size")

@@ -15,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 import pygraph.ir.ops  # noqa: F401  # pyright: ignore[reportUnusedImport]  # registers pygraph::scalar
 from pygraph.errors import TraceError
+from pygraph.ir.device_arguments import or_default
 from pygraph.ir.random_integers import random_integers
 from pygraph.tracing.ctc_losses import CTC_LOSSES, ctc_loss_of
 from pygraph.tracing.indexing import selected, selected_by_live
@@ -74,9 +75,7 @@ class LiveNumbersMode(TorchFunctionMode):
             data = args[0]
             if isinstance(data, (torch.SymInt, torch.SymFloat)) and not kwargs.get("requires_grad"):
                 dtype = kwargs.get("dtype") or _dtype_of(func, data)
-                device = kwargs.get("device")
-                device = torch.get_default_device() if device is None else torch.device(device)
-                return torch.ops.pygraph.scalar(data, dtype=dtype, device=device)
+                return torch.ops.pygraph.scalar(data, dtype=dtype, device=or_default(kwargs.get("device")))
         for make in (tensor_of, self._lists.made):
             made = make(func, args, kwargs)
             if made is not None:

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch.fx.experimental.proxy_tensor import get_proxy_mode  # checked with torch 2.11 and 2.13
 
+from pygraph.ir.device_arguments import with_index
 from pygraph.ir.random_states import random_state, set_random_state
 from pygraph.tracing.patches import replaced
 from pygraph.tracing.proxy_trace import tracing_here
@@ -99,7 +100,7 @@ class Generators:
         def setting(original: Any) -> Any:
             def set_rng_state(new_state: torch.Tensor, device: Any = "cuda") -> None:
                 if _is_recorded():
-                    set_random_state()(new_state, _with_index(device))
+                    set_random_state()(new_state, with_index(device))
                 else:
                     original(new_state, device)
 
@@ -108,7 +109,7 @@ class Generators:
         def getting(original: Any) -> Any:
             def get_rng_state(device: Any = "cuda") -> torch.Tensor:
                 state = original(device)
-                return random_state()(_with_index(device), state.numel()) if _is_recorded() else state
+                return random_state()(with_index(device), state.numel()) if _is_recorded() else state
 
             return get_rng_state
 
@@ -166,12 +167,6 @@ _CPU = torch.device("cpu")
 def _is_recorded() -> bool:
     """Whether what runs here is recorded, and not what interrupts a trace."""
     return get_proxy_mode() is not None and tracing_here()
-
-
-def _with_index(device: Any) -> torch.device:
-    """A CUDA device, as torch's functions take it, with its index."""
-    device = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
-    return device if device.index is not None else torch.device(device.type, torch.cuda.current_device())
 
 
 def _put_back(states: Iterable[Any], before: Iterable[Any]) -> None:

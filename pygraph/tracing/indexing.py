@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch._C._functorch import is_functorch_wrapped_tensor  # checked with torch 2.11 and 2.13
 
+from pygraph.ir.effects import MASKS
 from pygraph.tracing.live_numbers import LiveInt
 
 
@@ -48,7 +49,7 @@ def selected_by_live(tensor: torch.Tensor, index: Any) -> tuple[torch.Tensor, tu
 def _is_unknown(item: Any) -> bool:
     if isinstance(item, torch.Tensor):
         integral = not (item.dtype.is_floating_point or item.dtype.is_complex)
-        plain = item.dim() == 0 and item.dtype not in (torch.bool, torch.uint8)
+        plain = item.dim() == 0 and item.dtype not in MASKS
         return integral and plain and not is_functorch_wrapped_tensor(item)
     if isinstance(item, LiveInt) and item.source is not None:
         return True
@@ -60,5 +61,5 @@ def _dimensions(item: Any) -> int | None:
     if item is None or item is ... or isinstance(item, bool):
         return 0
     if isinstance(item, torch.Tensor):
-        return item.dim() if item.dtype in (torch.bool, torch.uint8) else 1
+        return item.dim() if item.dtype in MASKS else 1
     return 1 if isinstance(item, (int, slice, torch.SymInt)) else None

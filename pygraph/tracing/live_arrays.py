@@ -24,6 +24,7 @@ from torch.utils import _pytree as pytree
 from torch.utils import dlpack
 
 from pygraph.errors import TraceError
+from pygraph.ir.device_arguments import or_default
 from pygraph.tracing.live_lists import ListTensors, LiveList
 from pygraph.tracing.patches import replaced
 
@@ -285,8 +286,7 @@ def tensor_of(func: Any, args: Any, kwargs: dict[str, Any]) -> torch.Tensor | No
     if not kwargs.keys() <= {"dtype", "device", "copy"}:
         _refuse(args[0], f"torch.{func.__name__} with these arguments")
     copies = func is torch.tensor or bool(kwargs.get("copy"))
-    device = kwargs.get("device")
-    device = torch.get_default_device() if device is None else torch.device(device)
+    device = or_default(kwargs.get("device"))
     shown = args[0].__dict__["_tensor"].detach()
     return shown.to(device=device, dtype=kwargs.get("dtype") or shown.dtype, copy=copies)
 

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from pygraph.ir.device_arguments import with_index
 from pygraph.tracing.patches import replaced
 from pygraph.tracing.proxy_trace import tracing_here
 
@@ -69,26 +70,19 @@ def _to(*args: Any, **kwargs: Any) -> _Target | None:
     except (RuntimeError, TypeError):  # which the method itself raises
         return None
     is_plain = memory_format is None and (dtype is None or dtype.is_floating_point)
-    return (_with_index(device), dtype) if is_plain else None
+    return (None if device is None else with_index(device), dtype) if is_plain else None
 
 
 def _cuda(device: Any = None) -> _Target | None:
-    if isinstance(device, int):
-        return torch.device("cuda", device), None
-    return (_with_index(torch.device(device or "cuda")), None) if isinstance(device, _DEVICES) else None
-
-
-def _with_index(device: torch.device | None) -> torch.device | None:
-    if device is None or device.type == "cpu" or device.index is not None:  # pyright: ignore[reportUnnecessaryComparison]
-        return device
-    return torch.device(device.type, torch.get_device_module(device.type).current_device())
+    if device is None:
+        return with_index("cuda"), None
+    return (with_index(device), None) if isinstance(device, (int, str, torch.device)) else None
 
 
 def _to_dtype(dtype: torch.dtype) -> _Target:
     return None, dtype
 
 
-_DEVICES = (str, torch.device, type(None))
 _TARGETS: dict[str, Callable[..., _Target | None]] = {
     "to": _to,
     "cuda": _cuda,

@@ -24,6 +24,7 @@ from pygraph.errors import TraceError
 from pygraph.guards.iterators import is_generator
 from pygraph.ir.ctc_loss import of_static_size
 from pygraph.ir.descriptors import TensorSpec
+from pygraph.ir.device_arguments import with_index
 from pygraph.ir.dispatch_modes import no_dispatch_modes
 from pygraph.ir.functional_variants import check_disjoint_arguments, needs_functional_variant
 from pygraph.ir.random_states import random_state
@@ -217,7 +218,7 @@ class OperationsMode(TorchDispatchMode):
             return kwargs
         if device == _CUDA:
             # The current device is part of the cache key, but not of what torch's cache of fakes goes by.
-            return {**kwargs, "device": torch.device("cuda", torch.cuda.current_device())}
+            return {**kwargs, "device": with_index(device)}
         if device.type == "meta" and not self._meta.asked:
             return {**kwargs, "device": self._device_of_tangent(func, args, device)}
         return kwargs

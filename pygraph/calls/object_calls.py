@@ -190,7 +190,7 @@ class ObjectCalls:
             own = names_in_methods(cls)
             try:
                 environment = Environment(self._users.fn)
-                self._named[cls] = lambda name: name in own or environment.has_attribute_for(name)
+                self._named[cls] = lambda name: name in own or environment.has_attribute_for(cls, name)
             except TraceError:  # by something whose state cannot be seen
                 self._named[cls] = lambda _: True
         return self._named[cls](name)

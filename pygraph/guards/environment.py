@@ -23,7 +23,7 @@ from pygraph.guards.growth import growth_of
 from pygraph.guards.locations import Item, Location, RequiresGrad
 from pygraph.guards.packages import is_library
 from pygraph.guards.values import same
-from pygraph.guards.walk.code_names import ANY_ATTRIBUTE, variables_of
+from pygraph.guards.walk.code_names import variables_of
 from pygraph.guards.walk.rules import walk_from
 
 # What the code of a training step calls, of tensors and of optimizers.
@@ -66,7 +66,7 @@ class Environment:
         self.guards, self.snapshot = walk.guards, walk.snapshot
         self.names, self.kinds, self.tensors, self.unseen = walk.names, walk.kinds, walk.tensors, walk.unseen
         self._objects, self._seen, self._weakly = walk.objects, walk.seen, walk.weakly
-        self._code_names, self._optimizers = walk.code.names, walk.optimizers
+        self._code_names, self._readers, self._optimizers = walk.code.names, walk.code.readers, walk.optimizers
         self._classes = set(map(type, walk.objects))
         self._stop_holding(self._weakly)
         self._gradients = gradients_of(gradients) if gradients else None
@@ -112,9 +112,9 @@ class Environment:
             if is_users and name in variables_of(value.__code__):
                 yield value
 
-    def has_attribute_for(self, name: str) -> bool:
-        """Whether code of the user's has this name for an attribute, or may read any."""
-        return name in self._code_names or ANY_ATTRIBUTE in self._code_names
+    def has_attribute_for(self, cls: type, name: str) -> bool:
+        """Whether code of the user's has this name for an attribute, or may read any of a class's objects."""
+        return name in self._code_names or self._readers.may_read_all_of(cls)
 
     # -- what has changed ---------------------------------------------------------------------------------------------
 

@@ -31,20 +31,15 @@ _MAKE_LIKE = frozenset({"type", "__class__", "replace", "__replace__"})
 # Methods that run where an object is stored or finalized, of which a trace keeps nothing.
 _ASIDE = frozenset({"__sizeof__", "__del__"})
 
-# What reads the attributes of an object without a name for each.
-_READS_ALL = frozenset(
-    {
-        "vars", "__dict__", "dir", "getattr", "__getattribute__", "getattr_static", "attrgetter", "eval", "exec",
-        "copy", "deepcopy", "replace", "asdict", "astuple", "fields", "dump", "dumps", "__getstate__", "__reduce__",
-        "__reduce_ex__", "getmembers", "repr", "str", "format", "print",
-    }
-)  # fmt: skip
-
-ANY_ATTRIBUTE = "__dict__"
-"""The name that stands for attributes of any name."""
-
 _IMPORT, _MATCH_CLASS = opcode.opmap["IMPORT_NAME"], opcode.opmap["MATCH_CLASS"]
-_EXTENDED, _LOAD_GLOBAL = opcode.opmap["EXTENDED_ARG"], opcode.opmap["LOAD_GLOBAL"]
+_EXTENDED, _LOAD_GLOBAL, _CACHE = opcode.opmap["EXTENDED_ARG"], opcode.opmap["LOAD_GLOBAL"], opcode.opmap["CACHE"]
+
+# Instructions that ask for an attribute, and by how many bits their argument is shifted: by one from CPython 3.12 on.
+_OF_ATTRIBUTES = {
+    opcode.opmap[name]: int(name == "LOAD_ATTR" and sys.version_info >= (3, 12))
+    for name in ("LOAD_ATTR", "LOAD_METHOD")
+    if name in opcode.opmap
+}
 
 # Instructions of other names than those of attributes and modules, CPython 3.11 to 3.14; all but the first are rare.
 _OF_VARIABLES = frozenset(
@@ -87,6 +82,39 @@ def variables_of(code: types.CodeType) -> set[str]:
         if operation in _OF_VARIABLES:
             names.add(code.co_names[argument >> 1 if operation == _LOAD_GLOBAL else argument])
     return names.union(*map(variables_of, _functions_in(code)))
+
+
+def attributes_of_globals(code: types.CodeType) -> dict[str, set[str] | None]:
+    """The attributes that code, and the functions defined in it, ask for of each global variable.
+
+    Returns:
+        By the variable's name; None where the code does more with it than asking for an attribute.
+
+    >>> found = attributes_of_globals((lambda x: (spaces.Box(x), spaces.size, use(spaces.Box), math.pi)).__code__)
+    >>> sorted(found["spaces"]), found["use"]
+    (['Box', 'size'], None)
+    """
+    found: dict[str, set[str] | None] = {}
+    above, variable = 0, None
+    for operation, argument in zip(code.co_code[::2], code.co_code[1::2], strict=True):
+        if operation == _CACHE:
+            continue
+        argument |= above
+        above = argument << 8 if operation == _EXTENDED else 0
+        if operation == _EXTENDED:
+            continue
+        if variable is not None:
+            asked = found.setdefault(variable, set())
+            if operation not in _OF_ATTRIBUTES:
+                found[variable] = None
+            elif asked is not None:
+                asked.add(code.co_names[argument >> _OF_ATTRIBUTES[operation]])
+        variable = code.co_names[argument >> 1] if operation == _LOAD_GLOBAL else None
+    for inner in map(attributes_of_globals, _functions_in(code)):
+        for variable, asked in inner.items():
+            known = found.setdefault(variable, set())
+            found[variable] = None if known is None or asked is None else known | asked
+    return found
 
 
 def asks_of(code: types.CodeType, variable: str, name: str) -> bool:
@@ -140,12 +168,6 @@ def may_make_others(names: Set[str]) -> bool:
     return not names.isdisjoint(_MAKE_LIKE)
 
 
-def reads_by_text(value: Any) -> bool:
-    """Whether a function or a class, under whatever name, reads attributes that code has no names for."""
-    name = type.__dict__["__name__"].__get__(value) if issubclass(type(value), type) else value.__name__
-    return name in _READS_ALL
-
-
 def texts_of(getter: operator.attrgetter[Any] | operator.methodcaller) -> set[str]:
     """The names of the attributes, or of the method, that an object of ``operator`` looks up.
 
@@ -156,11 +178,6 @@ def texts_of(getter: operator.attrgetter[Any] | operator.methodcaller) -> set[st
     found = getattr(made, "args", ()) or arguments  # of a partial, where a method gets keyword arguments
     texts = found if isinstance(getter, operator.attrgetter) else found[:1]
     return {name for text in texts for name in text.split(".")}
-
-
-def may_read_all(names: Set[str]) -> bool:
-    """Whether code with these names may read attributes of an object that it has no names for."""
-    return not names.isdisjoint(_READS_ALL)
 
 
 def has_class_patterns(code: types.CodeType) -> bool:

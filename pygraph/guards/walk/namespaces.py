@@ -14,6 +14,7 @@ import enum
 import functools
 import os
 import types
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -26,9 +27,6 @@ from pygraph.guards.snapshot import MISSING
 from pygraph.guards.walk import code_names
 from pygraph.guards.walk.state import Walk
 from pygraph.guards.weak_references import WeakAttributes
-
-# Functions in functions are followed this deep.
-_DEEP_FUNCTIONS = 4
 
 # Attributes of classes that are code or its machinery, not state.
 _METHODS = (types.FunctionType, staticmethod, classmethod, property, functools.cached_property)
@@ -73,7 +71,13 @@ def walk_class(walk: Walk, name: str, cls: type, depth: int) -> None:
 
 
 def look_up_variables(
-    walk: Walk, name: str, variables: dict[str, Any], keys: set[str], names: set[str], depth: int
+    walk: Walk,
+    name: str,
+    variables: dict[str, Any],
+    keys: set[str],
+    names: set[str],
+    depth: int,
+    attributes: Mapping[str, set[str] | None] | None = None,
 ) -> None:
     """Guard variables of a module that code uses, and walk their values.
 
@@ -84,39 +88,50 @@ def look_up_variables(
         keys: The variables.
         names: All names in the code, which may be those of attributes of modules.
         depth: The depth of the code.
+        attributes: Of which variables the code asks for which attributes only, if that is known.
     """
     outside, walk.packaged = walk.packaged, is_installed(variables.get("__name__"))
     for key in sorted(keys):
         value = variables.get(key, MISSING)
         _guard_variable(walk, name, variables, key, value)
         if issubclass(type(value), types.ModuleType):
-            look_up_in_module(walk, join(name, key), value, names, depth)
+            look_up_in_module(walk, join(name, key), value, names, depth, (attributes or {}).get(key))
         elif value is not MISSING:
             _visit_code(walk, join(name, key), value, depth)
     walk.packaged = outside
 
 
-def look_up_in_module(walk: Walk, name: str, module: types.ModuleType, names: set[str], depth: int) -> None:
-    """Guard the variables of a module that code has a name for and may use as ``module.x``; once for each code."""
+def look_up_in_module(
+    walk: Walk, name: str, module: types.ModuleType, names: set[str], depth: int, keys: set[str] | None = None
+) -> None:
+    """Guard the variables of a module that code has a name for and may use as ``module.x``; once for each code.
+
+    Args:
+        walk: The walk.
+        name: The name of the module in reports.
+        module: The module.
+        names: All names in the code.
+        depth: The depth of the code.
+        keys: The attributes of the module that the code asks for, if it is known that there are no others.
+    """
     pair = (id(module), id(names))
     if pair in walk.code.imported:
         return
-    walk.code.imported.add(pair)
+    if keys is None:
+        walk.code.imported.add(pair)
     walk.objects += (module, names)
     if is_library(vars(module).get("__name__")):
         walk.code.library.add_module(module, names)
     else:
-        look_up_variables(walk, name, vars(module), names, names, depth)
+        look_up_variables(walk, name, vars(module), names if keys is None else keys, names, depth)
 
 
 def _visit_code(walk: Walk, name: str, value: Any, depth: int) -> None:
     """Visit a value that a function has a name for: helpers of helpers end somewhere."""
     if not issubclass(type(value), types.FunctionType):
         walk.visit(name, value, depth)
-    elif depth < _DEEP_FUNCTIONS:
+    elif walk.may_go_deeper(name, depth):
         walk.visit(name, value, depth + 1)
-    else:
-        walk.code.names.add(code_names.ANY_ATTRIBUTE)  # which it reads is not known
 
 
 def _guard_variable(walk: Walk, name: str, owner: Any, key: str, value: Any) -> None:
@@ -141,9 +156,12 @@ def _guard_variable(walk: Walk, name: str, owner: Any, key: str, value: Any) -> 
 
 def look_up_names(walk: Walk) -> None:
     """Guard what any code that was found may mean by an attribute of a module, an object, or a class."""
+    methods = walk.code.may_read_methods()
     for name, space, depth in list(walk.code.spaces):
         held: Any = space.now() if isinstance(space, WeakAttributes) else space if type(space) is dict else vars(space)
-        for key in sorted(filter(functools.partial(_may_be_used, walk, space), held)):
+        may_read_any = type(space) is dict and walk.code.may_read_all_in(space)
+        may_be_used = functools.partial(_may_be_used, walk, space, any_method=id(space) in methods)
+        for key in sorted(held if may_read_any else filter(may_be_used, held)):
             if (id(space), key) not in walk.code.looked_up:
                 walk.code.looked_up.add((id(space), key))
                 _look_up_attribute(walk, name, space, key, held[key], depth)
@@ -168,18 +186,22 @@ def _look_up_attribute(walk: Walk, name: str, space: Any, key: str, value: Any, 
         if issubclass(type(value), functools.cached_property):
             walk.guards.entries.append((vars(value), "func", value.func))
         for function in _functions_of(value):
+            walk.code.readers.add_method(space, function)
             _visit_code(walk, name, function, depth)
 
 
-def _may_be_used(walk: Walk, space: Any, key: str) -> bool:
+def _may_be_used(walk: Walk, space: Any, key: str, *, any_method: bool) -> bool:
     """Whether code that was found may mean an attribute of a module or an object, or run a method of a class."""
     code = walk.code
-    if type(space) is dict and code_names.may_read_all(code.names):
-        return True
     if not isinstance(space, type):
         return key in code.names
     if not code_names.is_making(key):
-        return key in code.names or code_names.is_called_by_interpreter(key) or _is_called_by_library(space, key)
+        return (
+            any_method
+            or key in code.names
+            or code_names.is_called_by_interpreter(key)
+            or _is_called_by_library(space, key)
+        )
     if is_installed(space.__module__):
         return False  # what packages read where they make their objects, they would rather keep for themselves
     if id(space) in code.callable_classes or any(issubclass(space, factory) for factory in code.factories):

@@ -115,7 +115,7 @@ def walk_module(walk: Walk, name: str, module: torch.nn.Module, depth: int) -> N
             walk.guards.entries.append((state, key, value))
             walk.visit(join(name, key), value, depth)
     if by_name:
-        walk.code.spaces.append((name, state, depth))
+        walk.code.add_attributes(name, module, state, depth)
     for buffer in (state.get("_buffers") or {}).values():
         if buffer is not None:
             walk.kinds[id(buffer)] = "buffer"
@@ -230,7 +230,7 @@ def _walk_state(walk: Walk, name: str, value: Any, state: dict[str, Any], depth:
         walk.guards.attributes.add(name, value, state)
         walk.guards.lengths.append((state, len(state)))
         if _is_read_by_name(value):
-            walk.code.spaces.append((name, state, depth))
+            walk.code.add_attributes(name, value, state, depth)
             return
         for key, item in list(state.items()):
             walk.guards.entries.append((state, key, item))

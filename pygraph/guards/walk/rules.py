@@ -100,10 +100,12 @@ def _look_at(walk: Walk, name: str, value: Any, depth: int) -> None:
     cls = type(value)
     if issubclass(cls, _CODE) and value.__name__ in SETTINGS:
         walk.code.names.add(value.__name__)  # a variable of any name holds it
-    if issubclass(cls, (*_CODE, type)) and code_names.reads_by_text(value):
-        walk.code.names.add(code_names.ANY_ATTRIBUTE)
+    if issubclass(cls, (*_CODE, type)):
+        walk.code.readers.add_value(value)
     if issubclass(cls, (operator.attrgetter, operator.methodcaller)):
-        walk.code.names |= code_names.texts_of(value)
+        texts = code_names.texts_of(value)
+        walk.code.names |= texts
+        walk.code.readers.add_texts(texts)
     for kinds, rule in _RULES:
         if issubclass(cls, kinds):
             rule(walk, name, value, depth)

@@ -17,8 +17,8 @@ from pygraph.guards.guard_set import GuardSet
 from pygraph.guards.packages import is_installed, is_library_class
 from pygraph.guards.snapshot import Snapshot
 from pygraph.guards.values import is_plain
-from pygraph.guards.walk.code_names import ANY_ATTRIBUTE
 from pygraph.guards.walk.library import LibraryNames
+from pygraph.guards.walk.unnamed_reads import Readers
 
 # All objects are followed this deep, and deeper ones as long as these are no more.
 _DEEP, _MANY_DEEPER = 6, 20_000
@@ -142,7 +142,7 @@ class Walk:
         self._deeper += 1
         if self._deeper > _MANY_DEEPER:
             self.unseen = self.unseen or name
-            self.code.names.add(ANY_ATTRIBUTE)  # what is not looked at may read any
+            self.code.readers.of_any = True  # what is not looked at may read any
             return False
         return True
 
@@ -185,7 +185,9 @@ class CodeNames:
         factories: Classes with a class method, which may call the class that it is called on.
         abstract_classes: Abstract classes that code may call, or use to check of which class an object is.
         imported: Modules and sets of names, by id, that have been looked up in each other.
+        classes: The classes of the objects whose dicts of attributes are among `spaces`, by the id of the dict.
         looked_up: Attributes of `spaces`, by the id of the space and name, that are guarded.
+        readers: The code that reads attributes without having names for them.
         guarded_variables: Variables of modules and attributes of classes, by the id of their owner and name.
     """
 
@@ -196,6 +198,22 @@ class CodeNames:
         self.callable_classes: set[int] = set()
         self.factories: set[type] = set()
         self.abstract_classes: list[abc.ABCMeta] = []
+        self.classes: dict[int, type] = {}
         self.imported: set[tuple[int, int]] = set()
         self.looked_up: set[tuple[int, str]] = set()
         self.guarded_variables: set[tuple[int, str]] = set()
+        self.readers = Readers()
+
+    def add_attributes(self, name: str, value: Any, state: dict[str, Any], depth: int) -> None:
+        """Add the dict of an object's attributes, of which those count that code has names for."""
+        self.classes[id(state)] = type(value)
+        self.spaces.append((name, state, depth))
+
+    def may_read_all_in(self, state: dict[str, Any]) -> bool:
+        """Whether code that was found may read attributes that it has no names for in the dict of an object."""
+        return self.readers.may_read_all_of(self.classes[id(state)])
+
+    def may_read_methods(self) -> set[int]:
+        """The ids of the classes of which code that was found may read methods that it has no names for."""
+        classes = [space for _, space, _ in self.spaces if issubclass(type(space), type)]
+        return {id(base) for cls in classes if self.readers.may_read_methods_of(cls) for base in cls.__mro__}

@@ -145,3 +145,123 @@ def test_reads_without_a_name_are_noticed(device: torch.device, name: str) -> No
     for value in (1.0, 1.0, 0.5, 0.5, 1.0):
         options.scale = value
         assert fast(torch.ones(2, device=device)).tolist() == [value] * 2
+
+
+class Buffer:
+    """What is sampled from: it reads its own attributes by texts."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.rewards = torch.ones(2, 2, device=device)
+        self.scale, self._rate = 1.0, 1.0
+
+    def by_dict(self, name: str = NAME) -> float:
+        return [self.__dict__[name] for _ in range(1)][0]  # noqa: RUF015
+
+    def by_vars(self) -> float:
+        return vars(self)[NAME]
+
+    def by_getattr(self) -> float:
+        return getattr(self, NAME, 0.0)
+
+    def by_method(self) -> float:
+        return getattr(self, "ra" + "te")()
+
+    def rate(self) -> float:
+        return self._rate
+
+
+class Tools:
+    """Functions in a class that have no object."""
+
+    @staticmethod
+    def scale_of(options: Any) -> float:
+        return options.__dict__[NAME]
+
+
+class Net(nn.Module):
+    """A module that prints a number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = 1.0
+
+    def extra_repr(self) -> str:
+        return f"scale={self.scale}"
+
+
+class Reader:
+    """A trainer whose buffer reads its own attributes, with others that change."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.buffer, self.monitor = Buffer(device), Options()
+        self.options, self.net = Options(), Net()
+
+    def print_progress(self) -> float:
+        print(f"{self.buffer.scale:.1f}", str(self.buffer.scale), end="")
+        print("{:.1f} {b._rate}".format(1.0, b=self.buffer), end="")  # noqa: UP032
+        self.net.eval()
+        return self.buffer.scale
+
+
+OWN: dict[str, Callable[[Reader], float]] = {
+    "__dict__": lambda self: self.buffer.by_dict(),
+    "vars": lambda self: self.buffer.by_vars(),
+    "getattr": lambda self: self.buffer.by_getattr(),
+    "getattr by a constant": lambda self: getattr(self.buffer, "scale", 0.0),
+    "a text": Reader.print_progress,
+    "a dict's copy": lambda self: {"scale": self.buffer.scale}.copy()["scale"],
+}
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_reads_of_its_own_attributes_let_others_change(device: torch.device, name: str) -> None:
+    reader, reads = Reader(device), OWN[name]
+
+    class Step(Reader):
+        def __call__(self, x: Tensor) -> Tensor:
+            return x * reads(self) * self.buffer.rewards
+
+    step = Step(device)
+    step.buffer = reader.buffer
+    fast = pygraph.jit(step)
+    for number in range(20):
+        step.monitor.other = number
+        step.monitor = Options(other=number)
+        fast(torch.ones(2, device=device))
+    assert fast.cache_info().captures <= 1
+    step.buffer.scale = 3.0
+    assert fast(torch.ones(2, device=device)).tolist() == [[3.0] * 2] * 2
+
+
+OTHERS: dict[str, tuple[Callable[[Reader], float], Callable[[Reader], None]]] = {
+    "a method by its name": (lambda self: self.buffer.by_method(), lambda self: setattr(self.buffer, "_rate", 2.0)),
+    "a static method": (lambda self: Tools.scale_of(self.options), lambda self: setattr(self.options, "scale", 2.0)),
+    "a method of another class": (
+        lambda self: Buffer.by_dict(self.options), lambda self: setattr(self.options, "scale", 2.0),  # type: ignore[arg-type]
+    ),
+    "a module's text": (
+        lambda self: float(str(self.net).partition("=")[2].rstrip(")")), lambda self: setattr(self.net, "scale", 2.0),
+    ),
+    "a module's text in another": (
+        lambda self: float(f"{self.net}".partition("=")[2].rstrip(")")), lambda self: setattr(self.net, "scale", 2.0),
+    ),
+    "a field of a format": (
+        lambda self: float("{.scale}".format(self.options)),  # noqa: UP032
+        lambda self: setattr(self.options, "scale", 2.0),
+    ),
+    "a deep copy": (
+        lambda self: copy.deepcopy(self).__dict__["options"].__dict__[NAME],
+        lambda self: setattr(self.options, "scale", 2.0),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_reads_of_others_by_methods_are_noticed(device: torch.device, name: str) -> None:
+    reads, change = OTHERS[name]
+    reader = Reader(device)
+    fast = pygraph.jit(lambda x: x * reads(reader))
+    for _ in range(2):
+        assert fast(torch.ones(2, device=device)).tolist() == [1.0] * 2
+    change(reader)
+    assert fast(torch.ones(2, device=device)).tolist() == [2.0] * 2

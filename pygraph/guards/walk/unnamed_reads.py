@@ -4,6 +4,9 @@
 change. What cannot be told from the code counts as a read of any object.
 """
 
+# Functions, classes and what they close over are of any type.
+# pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false, reportUnknownMemberType=false
+
 from __future__ import annotations
 
 import collections
@@ -50,7 +53,7 @@ _FIELD, _FIELD_ATTRIBUTE = re.compile(r"\{([^{}:!]+)"), re.compile(r"\.(\w+)")
 
 @dataclasses.dataclass(frozen=True)
 class UnnamedReads:
-    """What code reads without names.
+    """The reads of code that has no names for them.
 
     Attributes:
         of_any: Whether it reads attributes of objects of any class.
@@ -63,7 +66,7 @@ class UnnamedReads:
     methods: bool = False
 
     def __or__(self, other: UnnamedReads) -> UnnamedReads:
-        """What two pieces of code read."""
+        """The reads of two pieces of code."""
         return UnnamedReads(self.of_any or other.of_any, self.of_own or other.of_own, self.methods or other.methods)
 
 
@@ -72,7 +75,7 @@ _OWN, _OWN_WITH_METHODS = UnnamedReads(of_own=True), UnnamedReads(of_own=True, m
 
 
 def unnamed_reads(code: types.CodeType, modules: Collection[str] = ()) -> UnnamedReads:
-    """What code, and the functions that are defined in it, read without names.
+    """Look for reads without names in code and in the functions that are defined in it.
 
     Args:
         code: The code of a function.
@@ -126,7 +129,7 @@ class Readers:
         cells = zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True)
         held = {name: stored_in_cell(cell) for name, cell in cells}
         variables: dict[str, Any] = {name: held.get(name, fn.__globals__.get(name)) for name in (*held, *names)}
-        modules = [name for name, value in variables.items() if issubclass(type(value), types.ModuleType)]
+        modules = [name for name in variables if issubclass(type(variables[name]), types.ModuleType)]
         reads, owner = unnamed_reads(fn.__code__, modules), _class_of_method(fn)
         if reads.of_any or (reads.of_own and owner is None):
             self.of_any = True
@@ -194,7 +197,7 @@ def _reads(code: types.CodeType, own: str | None, modules: Collection[str]) -> U
 
 
 def _read(code: Sequence[dis.Instruction], index: int, own: str | None, modules: Collection[str]) -> UnnamedReads:
-    """What an instruction reads that has one of the names."""
+    """The reads of an instruction that has one of the names."""
     name, kind = code[index].argval, code[index].opname
     if kind == "LOAD_CONST" or kind.startswith("STORE_"):
         return _NOTHING
@@ -210,7 +213,7 @@ def _read(code: Sequence[dis.Instruction], index: int, own: str | None, modules:
 
 
 def _read_by_builtin(code: Sequence[dis.Instruction], index: int, own: str | None) -> UnnamedReads:
-    """What a call of ``getattr``, ``vars`` or ``dir`` reads, by the instructions that make its arguments."""
+    """The reads of a call of ``getattr``, ``vars`` or ``dir``, by the instructions that make its arguments."""
     name, arguments = code[index].argval, _arguments(code[index + 1 :])
     if not arguments:
         return _ANY
@@ -253,7 +256,7 @@ def _variables(one: dis.Instruction) -> tuple[str, ...]:
     if "FAST" not in one.opname and "DEREF" not in one.opname and one.opname not in _OF_VARIABLES:
         return ()
     held: Any = one.argval
-    return held if isinstance(held, tuple) else (held,)
+    return tuple[str, ...](held) if isinstance(held, tuple) else (held,)
 
 
 def _functions_in(code: types.CodeType) -> Iterator[types.CodeType]:

@@ -17,6 +17,7 @@ import pygraph.ir.ops  # noqa: F401  # pyright: ignore[reportUnusedImport]  # re
 from pygraph.errors import TraceError
 from pygraph.ir.device_arguments import or_default
 from pygraph.ir.random_integers import random_integers
+from pygraph.tracing.batch_norms import BATCH_NORMS, batch_norm_of
 from pygraph.tracing.ctc_losses import CTC_LOSSES, ctc_loss_of
 from pygraph.tracing.indexing import selected, selected_by_live
 from pygraph.tracing.live_arrays import tensor_of, with_tensor_indices
@@ -87,6 +88,8 @@ class LiveNumbersMode(TorchFunctionMode):
             return drawn
         if func in CTC_LOSSES and (loss := ctc_loss_of(args, kwargs)) is not None:
             return loss
+        if func in BATCH_NORMS and (normalized := batch_norm_of(func, args, kwargs)) is not None:
+            return normalized
         if func in _SCATTERED:  # which do not ask, as views do, and count from the end in another trace
             for position in (*args, *kwargs.values()):
                 if isinstance(position, torch.SymInt):

@@ -60,7 +60,7 @@ def test_the_statistics_are_those_of_eager(
     ours, eagers = ([torch.zeros(3, device=device), torch.ones(3, device=device)] for _ in range(2))
     for momentum in MOMENTA:
         x = torch.randn(4, 3, 2, device=device).to(dtype)
-        torch.testing.assert_close(fast(*ours, x, momentum), normalized(*eagers, x, momentum))
+        torch.testing.assert_close(fast(ours[0], ours[1], x, momentum), normalized(eagers[0], eagers[1], x, momentum))
         torch.testing.assert_close(ours, eagers)
     assert fast.cache_info().captures <= 2
 

@@ -174,7 +174,7 @@ class StatefulFunction(WithStateInputs):
         try:
             self._put(gradients, numbers, values)
             note_failures()
-            passed = ContainersBefore((values,), {})
+            passed = ContainersBefore((numbers, values), {})
             result = self.__wrapped__(*args, **kwargs)
             pairs = zip(self.differentiated, gradients, strict=True)
             self.sets_gradients = any(tensor.grad is not gradient for tensor, gradient in pairs)

@@ -67,6 +67,7 @@ class Environment:
         self.names, self.kinds, self.tensors, self.unseen = walk.names, walk.kinds, walk.tensors, walk.unseen
         self._objects, self._seen, self._weakly = walk.objects, walk.seen, walk.weakly
         self._code_names, self._readers, self._optimizers = walk.code.names, walk.code.readers, walk.optimizers
+        self._compares_identities = walk.code.compares_identities
         self._classes = set(map(type, walk.objects))
         self._stop_holding(self._weakly)
         self._gradients = gradients_of(gradients) if gradients else None
@@ -165,6 +166,11 @@ class Environment:
     def changed_numbers(self) -> list[Location]:
         """Where there are other numbers now."""
         return self.guards.changed_numbers()
+
+    def replaced_containers(self) -> list[Location]:
+        """Where there are other lists, tuples or dicts of tensors now, if nothing asks which ones they are."""
+        is_asked = self._compares_identities or self.calls_builtin("id")
+        return [] if is_asked else self.guards.replaced_containers()
 
     def is_of_optimizer(self, location: Location) -> bool:
         """Whether a location is in a group of parameters of an optimizer."""

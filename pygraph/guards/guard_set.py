@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from pygraph.guards.attribute_dicts import AttributeDicts
 from pygraph.guards.code import CodeGuards
@@ -25,7 +26,7 @@ from pygraph.guards.locations import Item, Location, Variable
 from pygraph.guards.report_names import entry_name, join
 from pygraph.guards.storage import stored_in_cell, stored_item, stored_length, underlying
 from pygraph.guards.tensor_hooks import TensorHooks
-from pygraph.guards.values import is_number, is_value, same
+from pygraph.guards.values import IMMUTABLE, is_number, is_value, same
 
 _MISSING: Any = object()
 
@@ -120,16 +121,21 @@ class GuardSet:
 
     def changed_numbers(self) -> list[Location]:
         """Where there are other numbers now, or tuples of numbers."""
+        return self._changed(lambda now, expected: is_number(expected) and is_number(now) and _differs(now, expected))
+
+    def replaced_containers(self) -> list[Location]:
+        """Where there are other lists, tuples or dicts of tensors now than there were, as the batch of a trainer."""
+        return self._changed(lambda now, expected: now is not expected and _holds_tensors(expected, now))
+
+    def _changed(self, has_changed: Callable[[Any, Any], bool]) -> list[Location]:
+        """The locations whose values now are others, by what there was."""
         found: list[Location] = []
         for container, key, expected in self.entries:
-            if is_number(expected) and isinstance(container, (dict, list)):
-                now = Item(container, key).get()
-                if is_number(now) and _differs(now, expected):
-                    name = self.container_names.get(id(container)) or self.namespaces.get(id(container)) or ""
-                    found.append(Item(container, key, entry_name(name, key, self._names)))
+            if isinstance(container, (dict, list)) and has_changed(Item(container, key).get(), expected):
+                name = self.container_names.get(id(container)) or self.namespaces.get(id(container)) or ""
+                found.append(Item(container, key, entry_name(name, key, self._names)))
         for cell, expected in self.cells:
-            now = stored_in_cell(cell)
-            if is_number(expected) and is_number(now) and _differs(now, expected):
+            if has_changed(stored_in_cell(cell), expected):
                 found.append(Variable(cell, self._names.get(id(cell), "a closed-over variable")))
         return found
 
@@ -235,3 +241,22 @@ def _differs(now: Any, expected: Any) -> bool:
 
 def _is_mode(key: Any, expected: Any) -> bool:
     return (key == "training" and issubclass(type(expected), bool)) or issubclass(type(expected), torch.nn.Module)
+
+
+_FEW_ITEMS = 64
+"""A container with more items is no input of a graph, which would take each of them."""
+
+
+def _holds_tensors(*containers: Any) -> bool:
+    """Whether values are containers of one kind that hold few tensors, and else only numbers and texts."""
+    kinds = {type(one) for one in containers}
+    if len(kinds) > 1 or kinds.isdisjoint((list, tuple, dict)):
+        return False
+    for container in containers:
+        leaves = pytree.tree_leaves(container)
+        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        if not 0 < len(leaves) <= _FEW_ITEMS or not all(isinstance(one, (torch.Tensor, *IMMUTABLE)) for one in leaves):
+            return False
+        if not tensors or any(tensor.is_leaf and tensor.requires_grad for tensor in tensors):
+            return False  # parameters are what they are, in whatever list
+    return True

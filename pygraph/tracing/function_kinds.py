@@ -75,7 +75,8 @@ class StateInputs:
     Attributes:
         gradients: Whether the gradients of all closed-over tensors are inputs.
         learning_rates: Whether the learning rates of optimizers are inputs.
-        numbers: Other attributes and variables that are numbers, which calls read and do not change.
+        numbers: Other attributes and variables that are numbers, or containers of tensors, which calls read and do not
+            change.
         locations: The attributes and variables whose values are inputs, and results.
         conditions: Comparisons of such numbers, or of arguments, whose outcomes are inputs.
         thawed: Flags of tensors that calls have require grad, though they need not before: their gradients count.

@@ -34,6 +34,9 @@ _ASIDE = frozenset({"__sizeof__", "__del__"})
 _IMPORT, _MATCH_CLASS = opcode.opmap["IMPORT_NAME"], opcode.opmap["MATCH_CLASS"]
 _EXTENDED, _LOAD_GLOBAL, _CACHE = opcode.opmap["EXTENDED_ARG"], opcode.opmap["LOAD_GLOBAL"], opcode.opmap["CACHE"]
 
+# Instructions that load what is no object of a trainer's: None, or a class.
+_IS, _CONSTANT = opcode.opmap["IS_OP"], (opcode.opmap["LOAD_CONST"], _LOAD_GLOBAL)
+
 # Instructions that ask for an attribute, and by how many bits their argument is shifted: by one from CPython 3.12 on.
 _OF_ATTRIBUTES = {
     opcode.opmap[name]: int(name == "LOAD_ATTR" and sys.version_info >= (3, 12))
@@ -151,6 +154,22 @@ def imported(names: Set[str], package: Any = None) -> dict[str, types.ModuleType
             above = ".".join(parts[:count])
             found += [full for name in sorted(names) if (full := f"{above}.{name}" if name else above) in modules]
     return {name: modules[name] for name in found if isinstance(modules[name], types.ModuleType)}
+
+
+def compares_identities(code: types.CodeType) -> bool:
+    """Whether code, or a function defined in it, asks whether two objects that it has found are the same one.
+
+    >>> compares_identities((lambda self, x: self.last is x).__code__)
+    True
+    >>> compares_identities((lambda self, x: self.last is None or type(x) is list).__code__)
+    False
+    """
+    before = None
+    for operation in code.co_code[::2]:
+        if operation == _IS and before not in _CONSTANT:
+            return True
+        before = before if operation == _CACHE else operation
+    return any(map(compares_identities, _functions_in(code)))
 
 
 def has_imports(code: types.CodeType) -> bool:

@@ -100,6 +100,7 @@ def walk_function(walk: Walk, name: str, fn: types.FunctionType, depth: int) -> 
         walk.names_of_others |= names
     if code_names.has_class_patterns(fn.__code__):
         walk.code.readers.of_any = True
+    walk.code.compares_identities |= code_names.compares_identities(fn.__code__)
     walk.guards.code.add_function(fn)
     # Names that are built in, as far as no variable of the module is called so.
     walk.code.library.add_names(fn.__builtins__, [key for key in names if key not in fn.__globals__])

@@ -187,6 +187,7 @@ class CodeNames:
         imported: Modules and sets of names, by id, that have been looked up in each other.
         classes: The classes of the objects whose dicts of attributes are among `spaces`, by the id of the dict.
         looked_up: Attributes of `spaces`, by the id of the space and name, that are guarded.
+        compares_identities: Whether code asks whether two objects that it has found are the same one.
         readers: The code that reads attributes without having names for them.
         guarded_variables: Variables of modules and attributes of classes, by the id of their owner and name.
     """
@@ -202,6 +203,7 @@ class CodeNames:
         self.imported: set[tuple[int, int]] = set()
         self.looked_up: set[tuple[int, str]] = set()
         self.guarded_variables: set[tuple[int, str]] = set()
+        self.compares_identities = False
         self.readers = Readers()
 
     def add_attributes(self, name: str, value: Any, state: dict[str, Any], depth: int) -> None:

@@ -130,7 +130,7 @@ def _visit_code(walk: Walk, name: str, value: Any, depth: int) -> None:
     """Visit a value that a function has a name for: helpers of helpers end somewhere."""
     if not issubclass(type(value), types.FunctionType):
         walk.visit(name, value, depth)
-    elif walk.may_go_deeper(name, depth):
+    elif walk.may_follow_function(depth):
         walk.visit(name, value, depth + 1)
 
 

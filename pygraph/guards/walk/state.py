@@ -20,8 +20,9 @@ from pygraph.guards.values import is_plain
 from pygraph.guards.walk.library import LibraryNames
 from pygraph.guards.walk.unnamed_reads import Readers
 
-# All objects are followed this deep, and deeper ones as long as these are no more.
+# All objects are followed this deep, and deeper ones as long as these are no more; functions in functions likewise.
 _DEEP, _MANY_DEEPER = 6, 20_000
+_DEEP_FUNCTIONS, _MORE_FUNCTIONS = 4, 200
 
 # Methods that torch calls of modules and custom Functions: no code of the user's has names for them.
 _CALLED_BY_TORCH = ("forward", "backward", "setup_context", "vjp", "jvp", "vmap")
@@ -74,7 +75,7 @@ class Walk:
         self.memory = MAX_BYTES_IN_ALL
         self.code = CodeNames()
         self._visits = 0
-        self._deeper = 0
+        self._deeper = self._deeper_functions = 0
         self._queue: list[tuple[int, int, str, Any, bool]] = []
         # Referents of weak references are looked at when nothing else is left: they may be found in other ways.
         self._weak_queue: list[tuple[int, int, str, Any, bool]] = []
@@ -143,6 +144,16 @@ class Walk:
         if self._deeper > _MANY_DEEPER:
             self.unseen = self.unseen or name
             self.code.readers.of_any = True  # what is not looked at may read any
+            return False
+        return True
+
+    def may_follow_function(self, depth: int) -> bool:
+        """Whether a function is looked at that another one, found at a depth, has a name for."""
+        if depth < _DEEP_FUNCTIONS:
+            return True
+        self._deeper_functions += 1
+        if self._deeper_functions > _MORE_FUNCTIONS:
+            self.code.readers.of_any = True  # which attributes it reads is not known
             return False
         return True
 

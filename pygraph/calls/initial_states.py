@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from pygraph.calls.entries import Entry, Refused, Stateful
+from pygraph.calls.entries import Differentiated, Entry, Refused, Stateful
 from pygraph.guards.environment import Environment
 from pygraph.ir.descriptors import CapturedGenerator
 from pygraph.ir.effects import may_draw
@@ -37,7 +37,7 @@ class Draws:
     @classmethod
     def of(cls, engine: Any) -> Draws:
         """Find those that calls of an engine draw from, or of the engines that run its calls."""
-        entries = [entry for _, entry in entries_of(engine) if not isinstance(entry, Refused)]  # which replay nothing
+        entries = [entry for entry in _serving(engine) if not isinstance(entry, Refused)]  # which replay nothing
         if not any(map(_draws, entries)):
             return cls()
         if any(map(_is_python, entries)):
@@ -128,6 +128,19 @@ def entries_of(engine: Any) -> Iterator[tuple[Any, Entry]]:
         if isinstance(entry, Stateful):
             for inner in entry.runner.engines():
                 yield from entries_of(inner)
+
+
+def _serving(engine: Any) -> Iterator[Entry]:
+    """The entries of an engine and of those that run its calls, and those of the parts of differentiated calls.
+
+    Such a call without parts has drawn nothing: the function, as it is, is for traces, and has the user's be run.
+    """
+    for owner, entry in entries_of(engine):
+        if not isinstance(entry, Differentiated):
+            yield entry
+            continue
+        for function in owner.composition.functions():
+            yield from _serving(function)
 
 
 def _is_python(entry: Entry) -> bool:

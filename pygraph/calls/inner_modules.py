@@ -26,6 +26,7 @@ from pygraph.calls.retries import Budget, clock
 from pygraph.process.module_calls import Serving, call
 from pygraph.process.reentrancy import here
 from pygraph.runtime.saved_memory import has_saved_tensors_hooks
+from pygraph.tracing.function_kinds import Renaming
 
 
 class Inner:
@@ -155,7 +156,7 @@ class WithModules:
 
     def __init__(self, fn: Callable[..., Any], modules: InnerModules) -> None:
         self._fn, self._modules = fn, modules
-        self._own = fn if isinstance(fn, torch.nn.Module) else None
+        self._own = _module_of(fn)
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Run the function."""
@@ -164,6 +165,13 @@ class WithModules:
         self._modules.calls += 1
         with Serving(self._modules, self._own):
             return self._fn(*args, **kwargs)
+
+
+def _module_of(fn: Any) -> torch.nn.Module | None:
+    """The module that a function is, or that it is made from, as one of objects that are taken apart."""
+    while isinstance(fn, Renaming):
+        fn = getattr(fn, "__wrapped__", None)
+    return fn if isinstance(fn, torch.nn.Module) else None
 
 
 def may_be_graph(module: torch.nn.Module) -> bool:

@@ -95,7 +95,7 @@ def walk_function(walk: Walk, name: str, fn: types.FunctionType, depth: int) -> 
         return
     names = code_names.asked_for(fn.__code__) | unnamed_reads.names_of_printed(fn.__code__)
     walk.code.names |= names
-    walk.code.readers.add_function(fn, names)
+    walk.code.readers.add_function(fn)
     if PART_OF not in vars(fn):
         walk.names_of_others |= names
     if code_names.has_class_patterns(fn.__code__):

@@ -12,15 +12,17 @@ from __future__ import annotations
 import collections
 import dataclasses
 import dis
+import functools
 import opcode
 import re
 import sys
 import types
-from collections.abc import Collection, Iterator, Sequence, Set
+from collections.abc import Iterator, Sequence, Set
 from typing import Any
 
 from pygraph.guards.packages import is_library
 from pygraph.guards.storage import stored_in_cell
+from pygraph.guards.walk.code_names import has_imports
 
 # Attributes of an object with which all of its attributes can be read.
 _ATTRIBUTES = frozenset({"__dict__", "__getattribute__", "__getstate__", "__reduce__", "__reduce_ex__"})
@@ -59,36 +61,38 @@ class UnnamedReads:
         of_any: Whether it reads attributes of objects of any class.
         of_own: Whether it reads attributes of the object whose method it is.
         methods: Whether what it reads of that object may be its methods too.
+        by_modules: Variables that make ``of_any`` hold if they are modules, as ``copy`` in ``copy.copy(x)``.
     """
 
     of_any: bool = False
     of_own: bool = False
     methods: bool = False
+    by_modules: frozenset[str] = frozenset()
 
     def __or__(self, other: UnnamedReads) -> UnnamedReads:
         """The reads of two pieces of code."""
-        return UnnamedReads(self.of_any or other.of_any, self.of_own or other.of_own, self.methods or other.methods)
+        return UnnamedReads(
+            self.of_any or other.of_any, self.of_own or other.of_own, self.methods or other.methods,
+            self.by_modules | other.by_modules,
+        )  # fmt: skip
 
 
 _NOTHING, _ANY = UnnamedReads(), UnnamedReads(of_any=True)
 _OWN, _OWN_WITH_METHODS = UnnamedReads(of_own=True), UnnamedReads(of_own=True, methods=True)
 
 
-def unnamed_reads(code: types.CodeType, modules: Collection[str] = ()) -> UnnamedReads:
+@functools.lru_cache(maxsize=8192)  # every walk asks, and it takes longer than all else of a walk
+def unnamed_reads(code: types.CodeType) -> UnnamedReads:
     """Look for reads without names in code and in the functions that are defined in it.
 
-    Args:
-        code: The code of a function.
-        modules: The variables that are modules, whose functions copy and print objects.
-
-    >>> unnamed_reads((lambda self, key: self.__dict__[key]).__code__)
-    UnnamedReads(of_any=False, of_own=True, methods=False)
-    >>> unnamed_reads((lambda self, key: getattr(self.options, key)).__code__)
-    UnnamedReads(of_any=True, of_own=False, methods=False)
+    >>> unnamed_reads((lambda self, key: self.__dict__[key]).__code__).of_own
+    True
+    >>> unnamed_reads((lambda self, key: getattr(self.options, key)).__code__).of_any
+    True
     >>> unnamed_reads((lambda options, other: (getattr(options, "scale", 1.0), other.copy())).__code__)
-    UnnamedReads(of_any=False, of_own=False, methods=False)
+    UnnamedReads(of_any=False, of_own=False, methods=False, by_modules=frozenset({'other'}))
     """
-    return _reads(code, code.co_varnames[0] if code.co_argcount else None, modules)
+    return _reads(code, code.co_varnames[0] if code.co_argcount else None)
 
 
 def names_of_printed(code: types.CodeType) -> set[str]:
@@ -124,14 +128,10 @@ class Readers:
         self._own: set[tuple[str, str]] = set()
         self._own_methods: set[tuple[str, str]] = set()
 
-    def add_function(self, fn: types.FunctionType, names: Collection[str]) -> None:
-        """Note what a function reads, by all the names that it has."""
-        cells = zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True)
-        held = {name: stored_in_cell(cell) for name, cell in cells}
-        variables: dict[str, Any] = {name: held.get(name, fn.__globals__.get(name)) for name in (*held, *names)}
-        modules = [name for name in variables if issubclass(type(variables[name]), types.ModuleType)]
-        reads, owner = unnamed_reads(fn.__code__, modules), _class_of_method(fn)
-        if reads.of_any or (reads.of_own and owner is None):
+    def add_function(self, fn: types.FunctionType) -> None:
+        """Note what a function reads."""
+        reads, owner = unnamed_reads(fn.__code__), _class_of_method(fn)
+        if reads.of_any or (reads.of_own and owner is None) or any(_is_module(fn, name) for name in reads.by_modules):
             self.of_any = True
         elif reads.of_own and owner is not None:
             self._own.add(owner)
@@ -180,23 +180,30 @@ def _named(cls: type) -> tuple[str, str]:
     return cls.__module__, cls.__qualname__
 
 
-def _reads(code: types.CodeType, own: str | None, modules: Collection[str]) -> UnnamedReads:
+def _is_module(fn: types.FunctionType, variable: str) -> bool:
+    """Whether a variable of a function is a module, or may be one that the function imports."""
+    if variable in fn.__code__.co_freevars:
+        value = stored_in_cell((fn.__closure__ or ())[fn.__code__.co_freevars.index(variable)])
+    else:
+        value = fn.__globals__.get(variable)
+    return issubclass(type(value), types.ModuleType) or (variable not in fn.__globals__ and has_imports(fn.__code__))
+
+
+def _reads(code: types.CodeType, own: str | None) -> UnnamedReads:
     found = _NOTHING
     if not _NAMES.isdisjoint(code.co_names):
         instructions = [one for one in dis.get_instructions(code) if one.opname not in _SKIPPED]
         if any(one.opname.startswith("STORE_") and own in _variables(one) for one in instructions):
             own = None  # it is another object from there on
-        if any(one.opname == "IMPORT_NAME" for one in instructions):
-            modules = {*modules, *code.co_varnames, *code.co_cellvars}
         for index, one in enumerate(instructions):
             if isinstance(one.argval, str) and one.argval in _NAMES:
-                found |= _read(instructions, index, own, modules)
+                found |= _read(instructions, index, own)
     for inner in _functions_in(code):
-        found |= _reads(inner, own if own in inner.co_freevars else None, modules)
+        found |= _reads(inner, own if own in inner.co_freevars else None)
     return found
 
 
-def _read(code: Sequence[dis.Instruction], index: int, own: str | None, modules: Collection[str]) -> UnnamedReads:
+def _read(code: Sequence[dis.Instruction], index: int, own: str | None) -> UnnamedReads:
     """The reads of an instruction that has one of the names."""
     name, kind = code[index].argval, code[index].opname
     if kind == "LOAD_CONST" or kind.startswith("STORE_"):
@@ -206,7 +213,7 @@ def _read(code: Sequence[dis.Instruction], index: int, own: str | None, modules:
         return _OWN if own is not None and own in before else _ANY
     is_variable = kind in _OF_VARIABLES
     if name in _OF_MODULES and not is_variable and kind != "IMPORT_FROM":
-        return _ANY if any(one in modules for one in before) else _NOTHING
+        return UnnamedReads(by_modules=frozenset(before))
     if name in _BUILTINS and is_variable:
         return _read_by_builtin(code, index, own)
     return _ANY

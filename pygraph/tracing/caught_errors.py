@@ -4,6 +4,7 @@
 # pyright: reportPrivateUsage=false, reportUnknownMemberType=false
 from __future__ import annotations
 
+import builtins
 import re
 import struct
 from collections.abc import Callable, Iterable
@@ -95,5 +96,16 @@ _INSTALLED = re.compile(r"^<|[/\\](site|dist)-packages[/\\]")
 
 
 def _is_of_a_number(error: BaseException) -> bool:
-    """Whether an error may be one of code that takes numbers of Python's alone, and is given another one."""
-    return isinstance(error, (TypeError, struct.error)) and not is_raised_by_user(error)
+    """Whether an error may be one of code that takes numbers of Python's alone, and is given another one.
+
+    Not if it says of which classes the objects are that it is about, and all of them are Python's.
+    """
+    if not isinstance(error, (TypeError, struct.error)) or is_raised_by_user(error):
+        return False
+    about = _ABOUT.match(str(error))
+    named = () if about is None else [name for name in about.groups() if name is not None]
+    return not named or not all(name == "NoneType" or hasattr(builtins, name) for name in named)
+
+
+_ABOUT = re.compile(r"'(\w+)' object |object of type '(\w+)'|unsupported operand type\(s\) for .*: '(\w+)' and '(\w+)'")
+"""The begin of messages of CPython 3.11 to 3.14 that name the classes of the objects that an error is about."""

@@ -43,6 +43,9 @@ class Accumulations:
     def watch(self, leaf: torch.Tensor) -> None:
         """Watch another leaf, until `watched` ends."""
         with torch.enable_grad():  # by a view it is found
+            view = leaf.view_as(leaf).grad_fn
+            if leaf.grad_fn is None and view is not None and view.next_functions[0][0] is None:
+                return  # a view of a parameter that was made without autograd: no backward reaches it
             node = get_gradient_edge(leaf).node
         self._watched.append((node, node.register_prehook(self._note(leaf))))
 

@@ -220,3 +220,27 @@ def test_texts_of_errors_that_name_the_class_of_a_tensor(device: torch.device) -
         torch.testing.assert_close(y, expected, equal_nan=True)
         assert text == other
     assert texts[::2] == texts[1::2]
+
+
+@pytest.mark.parametrize("wrong", [lambda x, n: n[:, 1:], lambda x, n: n + str(x.shape), lambda x, n: len(n)])
+def test_an_error_about_pythons_own_objects_is_eagers(device: torch.device, wrong: Callable[..., Any]) -> None:
+    """Also in a function that reads a number of the device, whose class such an error would name."""
+    weight = torch.ones(3, device=device, requires_grad=True)
+    optimizer = torch.optim.SGD([weight], 0.125)
+
+    def step(x: Tensor) -> float:
+        total: Any = 0
+        try:
+            total = wrong(x, total)
+        except TypeError:
+            total = 1
+        loss = (x * weight * total).sum()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return loss.item()
+
+    fast = pygraph.jit(step)
+    assert [fast(torch.ones(1, 3, device=device)) for _ in range(5)] == [3.0, 2.625, 2.25, 1.875, 1.5]
+    assert "none in eager" not in str(fast.explain().to_dict())
+    assert fast.cache_info().captures == 1

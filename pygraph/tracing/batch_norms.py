@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from pygraph.tracing.live_numbers import LiveFloat
+
 BATCH_NORMS: tuple[Any, ...] = (torch.batch_norm, torch.nn.functional.batch_norm)
 """The functions that normalize a batch, of which modes see the outer one first."""
 
@@ -27,8 +29,9 @@ def batch_norm_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> t
         The result, with the running statistics updated; None for another momentum.
     """
     given: dict[str, Any] = {**dict(zip(_NAMES[func], args, strict=False)), **kwargs}
-    momentum, running = given.get("momentum"), [given.get("running_mean"), given.get("running_var")]
-    if not isinstance(momentum, torch.SymFloat):
+    momentum: Any = given.get("momentum")
+    running: list[Any] = [given.get("running_mean"), given.get("running_var")]
+    if type(momentum) not in (torch.SymFloat, LiveFloat):
         return None
     if not given.get("training") or any(one is None for one in running):
         return func(**{**given, "momentum": 0.0})  # nobody reads it

@@ -648,4 +648,28 @@ FAULTS = (
         "            with stopping_at(ends):\n",
         "            if ends:\n",
     ),
+    Fault(
+        "attributes-of-others-by-text",
+        "Code that reads attributes of any object by text counts as reading those of its own object alone.",
+        "        return _OWN if own is not None and own in before else _ANY\n",
+        "        return _OWN\n",
+    ),
+    Fault(
+        "replaced-containers-whose-identity-is-asked",
+        "A container that is replaced is an input also where the function asks which object it is.",
+        "        return [] if is_asked else self.guards.replaced_containers()\n",
+        "        return self.guards.replaced_containers()\n",
+    ),
+    Fault(
+        "momenta-of-one",
+        "Batch normalization with a live momentum replaces its running statistics by those of the batch.",
+        "            old.mul_(1.0 - momentum).add_(new * momentum)\n",
+        "            old.copy_(new)\n",
+    ),
+    Fault(
+        "modules-inside-of-themselves",
+        "A module of objects that are taken apart is served as one that it calls.",
+        "    while isinstance(fn, Renaming):\n",
+        "    while False:\n",
+    ),
 )

@@ -170,6 +170,30 @@ class Buffer:
         return self._rate
 
 
+class Plain:
+    """An object with an attribute that no code has a name for."""
+
+    def __init__(self) -> None:
+        vars(self)[FACTOR] = 1.0
+
+
+FACTOR = "fac" + "tor"
+
+
+class Sampler:
+    """Methods that read attributes of another object."""
+
+    def of_other(self, other: Plain) -> float:
+        return other.__dict__[FACTOR]
+
+    def of_other_by_getattr(self, other: Plain) -> float:
+        return getattr(other, FACTOR)
+
+    def of_another_self(self, other: Any) -> float:
+        self = other
+        return self.__dict__[FACTOR]
+
+
 class Tools:
     """Functions in a class that have no object."""
 
@@ -194,7 +218,7 @@ class Reader:
 
     def __init__(self, device: torch.device) -> None:
         self.buffer, self.monitor = Buffer(device), Options()
-        self.options, self.net = Options(), Net()
+        self.options, self.net, self.sampler, self.plain = Options(), Net(), Sampler(), Plain()
 
     def print_progress(self) -> float:
         print(f"{self.buffer.scale:.1f}", str(self.buffer.scale), end="")
@@ -235,6 +259,15 @@ def test_reads_of_its_own_attributes_let_others_change(device: torch.device, nam
 
 OTHERS: dict[str, tuple[Callable[[Reader], float], Callable[[Reader], None]]] = {
     "a method by its name": (lambda self: self.buffer.by_method(), lambda self: setattr(self.buffer, "_rate", 2.0)),
+    "another object by __dict__": (
+        lambda self: self.sampler.of_other(self.plain), lambda self: setattr(self.plain, FACTOR, 2.0),
+    ),
+    "another object by getattr": (
+        lambda self: self.sampler.of_other_by_getattr(self.plain), lambda self: setattr(self.plain, FACTOR, 2.0),
+    ),
+    "another object by the same name": (
+        lambda self: self.sampler.of_another_self(self.plain), lambda self: setattr(self.plain, FACTOR, 2.0),
+    ),
     "a static method": (lambda self: Tools.scale_of(self.options), lambda self: setattr(self.options, "scale", 2.0)),
     "a method of another class": (
         lambda self: Buffer.by_dict(self.options), lambda self: setattr(self.options, "scale", 2.0),  # type: ignore[arg-type]

@@ -16,7 +16,7 @@ from pygraph.guards.contents import variable_of
 from pygraph.guards.packages import is_library, is_library_function
 from pygraph.guards.report_names import join
 from pygraph.guards.storage import stored_in_cell
-from pygraph.guards.walk import code_names, unnamed_reads
+from pygraph.guards.walk import code_names
 from pygraph.guards.walk.containers import walk_attributes, walk_container
 from pygraph.guards.walk.namespaces import look_up_in_module, look_up_variables
 from pygraph.guards.walk.objects import is_user_object
@@ -93,14 +93,9 @@ def walk_function(walk: Walk, name: str, fn: types.FunctionType, depth: int) -> 
     if is_library_function(fn) and not getattr(fn, "__pygraph_user__", False):
         _walk_library_function(walk, name, fn, depth)
         return
-    names = code_names.asked_for(fn.__code__) | unnamed_reads.names_of_printed(fn.__code__)
-    walk.code.names |= names
-    walk.code.readers.add_function(fn)
+    names = walk.code.add_code(fn)
     if PART_OF not in vars(fn):
         walk.names_of_others |= names
-    if code_names.has_class_patterns(fn.__code__):
-        walk.code.readers.of_any = True
-    walk.code.compares_identities |= code_names.compares_identities(fn.__code__)
     walk.guards.code.add_function(fn)
     # Names that are built in, as far as no variable of the module is called so.
     walk.code.library.add_names(fn.__builtins__, [key for key in names if key not in fn.__globals__])

@@ -24,9 +24,14 @@ from pygraph.guards.packages import is_installed, is_library, is_library_class
 from pygraph.guards.report_names import join
 from pygraph.guards.settings import settings_named
 from pygraph.guards.snapshot import MISSING
+from pygraph.guards.storage import stored_in_cell
+from pygraph.guards.values import IMMUTABLE
 from pygraph.guards.walk import code_names
 from pygraph.guards.walk.state import Walk
 from pygraph.guards.weak_references import WeakAttributes
+
+# Functions in functions are followed this deep; of deeper ones, as long as they are no more, only names are looked at.
+_DEEP_FUNCTIONS, _MANY_DEEPER = 4, 200
 
 # Attributes of classes that are code or its machinery, not state.
 _METHODS = (types.FunctionType, staticmethod, classmethod, property, functools.cached_property)
@@ -130,8 +135,63 @@ def _visit_code(walk: Walk, name: str, value: Any, depth: int) -> None:
     """Visit a value that a function has a name for: helpers of helpers end somewhere."""
     if not issubclass(type(value), types.FunctionType):
         walk.visit(name, value, depth)
-    elif walk.may_follow_function(depth):
+    elif depth < _DEEP_FUNCTIONS:
         walk.visit(name, value, depth + 1)
+    else:
+        _read_names(walk, value)
+
+
+def _read_names(walk: Walk, fn: types.FunctionType) -> None:
+    """Note which attributes a function, and the code that it names, may read, and nothing else of them."""
+    code, queue = walk.code, list[Any]([fn])
+    while queue and not code.readers.of_any:
+        value = queue.pop()
+        if id(value) in walk.seen or id(value) in code.read_only or _reads_nothing(value):
+            continue
+        code.read_only.add(id(value))
+        walk.objects.append(value)
+        if issubclass(type(value), types.FunctionType):
+            queue += _named_by(value, code.add_code(value))
+            code.readers.of_any |= code_names.has_imports(value.__code__)
+        elif issubclass(type(value), type):
+            bases = [base for base in value.__mro__ if not is_library_class(base)]
+            methods = [one for base in bases for one in vars(base).values() if issubclass(type(one), _METHODS)]
+            queue += [function for one in methods for function in _functions_of(one)]
+        else:
+            code.readers.of_any = True  # which attributes its code reads is not known
+        if len(code.read_only) > _MANY_DEEPER:
+            code.readers.of_any = True
+
+
+def _named_by(fn: types.FunctionType, names: set[str]) -> list[Any]:
+    """The values that a function closes over, and those of variables that it names; of modules, those of its names."""
+    found: list[Any] = [stored_in_cell(cell) for cell in fn.__closure__ or ()]
+    found += [fn.__globals__.get(key) for key in code_names.variables_of(fn.__code__)]
+    modules = [value for value in found if _is_users_module(value)]
+    for module in modules:  # and modules in these
+        held = [vars(module).get(name) for name in sorted(names)]
+        modules += [value for value in held if _is_users_module(value) and not any(value is one for one in modules)]
+        found += held
+    return [value for value in found if not _is_users_module(value)]
+
+
+def _is_users_module(value: Any) -> bool:
+    return issubclass(type(value), types.ModuleType) and not is_library(vars(value).get("__name__"))
+
+
+def _reads_nothing(value: Any) -> bool:
+    """Whether a value has no code of the user's, so that nothing is read where a function uses it."""
+    if issubclass(type(value), types.FunctionType):
+        return is_library(value.__module__)
+    if issubclass(type(value), types.ModuleType):
+        return is_library(vars(value).get("__name__"))
+    if issubclass(type(value), type):
+        return is_library_class(value)
+    if issubclass(type(value), (list, tuple, dict)):
+        items: Any = value.values() if issubclass(type(value), dict) else value
+        return all(issubclass(type(item), IMMUTABLE) for item in items)
+    kinds = (*IMMUTABLE, types.BuiltinFunctionType, torch.Tensor)
+    return issubclass(type(value), kinds) or type(value).__module__.partition(".")[0] == "numpy"
 
 
 def _guard_variable(walk: Walk, name: str, owner: Any, key: str, value: Any) -> None:

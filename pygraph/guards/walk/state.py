@@ -8,6 +8,7 @@ from __future__ import annotations
 import abc
 import collections
 import heapq
+import types
 from typing import Any
 
 import torch
@@ -17,12 +18,12 @@ from pygraph.guards.guard_set import GuardSet
 from pygraph.guards.packages import is_installed, is_library_class
 from pygraph.guards.snapshot import Snapshot
 from pygraph.guards.values import is_plain
+from pygraph.guards.walk import code_names
 from pygraph.guards.walk.library import LibraryNames
-from pygraph.guards.walk.unnamed_reads import Readers
+from pygraph.guards.walk.unnamed_reads import Readers, names_of_printed
 
-# All objects are followed this deep, and deeper ones as long as these are no more; functions in functions likewise.
+# All objects are followed this deep, and deeper ones as long as these are no more.
 _DEEP, _MANY_DEEPER = 6, 20_000
-_DEEP_FUNCTIONS, _MORE_FUNCTIONS = 4, 200
 
 # Methods that torch calls of modules and custom Functions: no code of the user's has names for them.
 _CALLED_BY_TORCH = ("forward", "backward", "setup_context", "vjp", "jvp", "vmap")
@@ -75,7 +76,7 @@ class Walk:
         self.memory = MAX_BYTES_IN_ALL
         self.code = CodeNames()
         self._visits = 0
-        self._deeper = self._deeper_functions = 0
+        self._deeper = 0
         self._queue: list[tuple[int, int, str, Any, bool]] = []
         # Referents of weak references are looked at when nothing else is left: they may be found in other ways.
         self._weak_queue: list[tuple[int, int, str, Any, bool]] = []
@@ -147,16 +148,6 @@ class Walk:
             return False
         return True
 
-    def may_follow_function(self, depth: int) -> bool:
-        """Whether a function is looked at that another one, found at a depth, has a name for."""
-        if depth < _DEEP_FUNCTIONS:
-            return True
-        self._deeper_functions += 1
-        if self._deeper_functions > _MORE_FUNCTIONS:
-            self.code.readers.of_any = True  # which attributes it reads is not known
-            return False
-        return True
-
     # -- what is found ------------------------------------------------------------------------------------------------
 
     def copy_container(self, name: str, container: Any) -> None:
@@ -200,6 +191,7 @@ class CodeNames:
         looked_up: Attributes of `spaces`, by the id of the space and name, that are guarded.
         compares_identities: Whether code asks whether two objects that it has found are the same one.
         readers: The code that reads attributes without having names for them.
+        read_only: The ids of functions of which nothing but their names is looked at.
         guarded_variables: Variables of modules and attributes of classes, by the id of their owner and name.
     """
 
@@ -213,9 +205,20 @@ class CodeNames:
         self.classes: dict[int, type] = {}
         self.imported: set[tuple[int, int]] = set()
         self.looked_up: set[tuple[int, str]] = set()
+        self.read_only: set[int] = set()
         self.guarded_variables: set[tuple[int, str]] = set()
         self.compares_identities = False
         self.readers = Readers()
+
+    def add_code(self, fn: types.FunctionType) -> set[str]:
+        """Note the names in the code of a function, and what it reads without; returns the names."""
+        names = code_names.asked_for(fn.__code__) | names_of_printed(fn.__code__)
+        self.names |= names
+        self.readers.add_function(fn)
+        if code_names.has_class_patterns(fn.__code__):
+            self.readers.of_any = True
+        self.compares_identities |= code_names.compares_identities(fn.__code__)
+        return names
 
     def add_attributes(self, name: str, value: Any, state: dict[str, Any], depth: int) -> None:
         """Add the dict of an object's attributes, of which those count that code has names for."""

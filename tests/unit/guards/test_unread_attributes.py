@@ -174,7 +174,7 @@ class Plain:
     """An object with an attribute that no code has a name for."""
 
     def __init__(self) -> None:
-        vars(self)[FACTOR] = 1.0
+        vars(self)[FACTOR] = self.deep = 1.0
 
 
 FACTOR = "fac" + "tor"
@@ -192,6 +192,40 @@ class Sampler:
     def of_another_self(self, other: Any) -> float:
         self = other
         return self.__dict__[FACTOR]
+
+
+def d1(plain: Plain, how: str) -> float:
+    return d2(plain, how)
+
+
+def d2(plain: Plain, how: str) -> float:
+    return d3(plain, how)
+
+
+def d3(plain: Plain, how: str) -> float:
+    return d4(plain, how)
+
+
+def d4(plain: Plain, how: str) -> float:
+    return d5(plain, how)
+
+
+def d5(plain: Plain, how: str) -> float:
+    return d6(plain) if how == "a function" else Deep(plain).read() if how == "a class" else plain.deep
+
+
+def d6(plain: Plain) -> float:
+    return getattr(plain, FACTOR)
+
+
+class Deep:
+    """A class of which only a deep function makes objects."""
+
+    def __init__(self, plain: Plain) -> None:
+        self.plain = plain
+
+    def read(self) -> float:
+        return vars(self.plain)[FACTOR]
 
 
 class Tools:
@@ -268,6 +302,9 @@ OTHERS: dict[str, tuple[Callable[[Reader], float], Callable[[Reader], None]]] = 
     "another object by the same name": (
         lambda self: self.sampler.of_another_self(self.plain), lambda self: setattr(self.plain, FACTOR, 2.0),
     ),
+    "a deep function": (lambda self: d1(self.plain, "a function"), lambda self: setattr(self.plain, FACTOR, 2.0)),
+    "a deep class": (lambda self: d1(self.plain, "a class"), lambda self: setattr(self.plain, FACTOR, 2.0)),
+    "a name in a deep function": (lambda self: d1(self.plain, "a name"), lambda self: setattr(self.plain, "deep", 2.0)),
     "a static method": (lambda self: Tools.scale_of(self.options), lambda self: setattr(self.options, "scale", 2.0)),
     "a method of another class": (
         lambda self: Buffer.by_dict(self.options), lambda self: setattr(self.options, "scale", 2.0),  # type: ignore[arg-type]

@@ -130,7 +130,7 @@ class Compiler:
             self._policy.containers_changed(of_users(lists, self._function.fn))
         if past.last is None and (numbered := self._numbered(key, call, runners)) is not None:
             return numbered
-        is_new = past.last is None and past.form is key.kind and not self._function.options.strict
+        is_new = past.is_of_new_form(key) and not self._function.options.strict
         if is_new and (waiting := self._cache.new_kinds.wait(key, self._cache.entries)) is not None:
             return waiting
         first = runners.of_first_step(call.args, call.kwargs)

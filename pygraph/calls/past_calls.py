@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Hashable
 
 from pygraph.calls.entries import Entry, Recorded, Refused
+from pygraph.calls.keys import Key
 from pygraph.calls.retries import Traces
 from pygraph.tracing.function_kinds import StateInputs
 
@@ -37,6 +38,10 @@ class PastCalls:
     def has_other_objects(self) -> bool:
         """Whether calls of the form were traced with other objects before."""
         return self.traces is not None and self.last is None
+
+    def is_of_new_form(self, key: Key) -> bool:
+        """Whether no call of its form was traced before, whatever its objects were."""
+        return self.last is None and (self.form is key.kind or self.traces is None)
 
     @property
     def was_once(self) -> bool:

@@ -216,11 +216,10 @@ def _guard_variable(walk: Walk, name: str, owner: Any, key: str, value: Any) -> 
 
 def look_up_names(walk: Walk) -> None:
     """Guard what any code that was found may mean by an attribute of a module, an object, or a class."""
-    methods = walk.code.may_read_methods()
     for name, space, depth in list(walk.code.spaces):
         held: Any = space.now() if isinstance(space, WeakAttributes) else space if type(space) is dict else vars(space)
         may_read_any = type(space) is dict and walk.code.may_read_all_in(space)
-        may_be_used = functools.partial(_may_be_used, walk, space, any_method=id(space) in methods)
+        may_be_used = functools.partial(_may_be_used, walk, space)
         for key in sorted(held if may_read_any else filter(may_be_used, held)):
             if (id(space), key) not in walk.code.looked_up:
                 walk.code.looked_up.add((id(space), key))
@@ -250,18 +249,13 @@ def _look_up_attribute(walk: Walk, name: str, space: Any, key: str, value: Any, 
             _visit_code(walk, name, function, depth)
 
 
-def _may_be_used(walk: Walk, space: Any, key: str, *, any_method: bool) -> bool:
+def _may_be_used(walk: Walk, space: Any, key: str) -> bool:
     """Whether code that was found may mean an attribute of a module or an object, or run a method of a class."""
     code = walk.code
     if not isinstance(space, type):
         return key in code.names
     if not code_names.is_making(key):
-        return (
-            any_method
-            or key in code.names
-            or code_names.is_called_by_interpreter(key)
-            or _is_called_by_library(space, key)
-        )
+        return key in code.names or code_names.is_called_by_interpreter(key) or _is_called_by_library(space, key)
     if is_installed(space.__module__):
         return False  # what packages read where they make their objects, they would rather keep for themselves
     if id(space) in code.callable_classes or any(issubclass(space, factory) for factory in code.factories):

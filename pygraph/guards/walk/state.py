@@ -228,8 +228,3 @@ class CodeNames:
     def may_read_all_in(self, state: dict[str, Any]) -> bool:
         """Whether code that was found may read attributes that it has no names for in the dict of an object."""
         return self.readers.may_read_all_of(self.classes[id(state)])
-
-    def may_read_methods(self) -> set[int]:
-        """The ids of the classes of which code that was found may read methods that it has no names for."""
-        classes = [space for _, space, _ in self.spaces if issubclass(type(space), type)]
-        return {id(base) for cls in classes if self.readers.may_read_methods_of(cls) for base in cls.__mro__}

@@ -60,25 +60,22 @@ class UnnamedReads:
     Attributes:
         of_any: Whether it reads attributes of objects of any class.
         of_own: Whether it reads attributes of the object whose method it is.
-        methods: Whether what it reads of that object may be its methods too.
         by_modules: Variables that make ``of_any`` hold if they are modules, as ``copy`` in ``copy.copy(x)``.
     """
 
     of_any: bool = False
     of_own: bool = False
-    methods: bool = False
     by_modules: frozenset[str] = frozenset()
 
     def __or__(self, other: UnnamedReads) -> UnnamedReads:
         """The reads of two pieces of code."""
         return UnnamedReads(
-            self.of_any or other.of_any, self.of_own or other.of_own, self.methods or other.methods,
-            self.by_modules | other.by_modules,
-        )  # fmt: skip
+            self.of_any or other.of_any, self.of_own or other.of_own, self.by_modules | other.by_modules
+        )
 
 
 _NOTHING, _ANY = UnnamedReads(), UnnamedReads(of_any=True)
-_OWN, _OWN_WITH_METHODS = UnnamedReads(of_own=True), UnnamedReads(of_own=True, methods=True)
+_OWN = UnnamedReads(of_own=True)
 
 
 @functools.lru_cache(maxsize=8192)  # every walk asks, and it takes longer than all else of a walk
@@ -90,7 +87,7 @@ def unnamed_reads(code: types.CodeType) -> UnnamedReads:
     >>> unnamed_reads((lambda self, key: getattr(self.options, key)).__code__).of_any
     True
     >>> unnamed_reads((lambda options, other: (getattr(options, "scale", 1.0), other.copy())).__code__)
-    UnnamedReads(of_any=False, of_own=False, methods=False, by_modules=frozenset({'other'}))
+    UnnamedReads(of_any=False, of_own=False, by_modules=frozenset({'other'}))
     """
     return _reads(code, code.co_varnames[0] if code.co_argcount else None)
 
@@ -123,10 +120,8 @@ class Readers:
 
     def __init__(self) -> None:
         self.of_any = False
-        # Classes with a method that reads attributes of its object, by module and qualified name; of the second ones,
-        # what it reads may be methods too.
+        # Classes with a method that reads attributes of its object, by module and qualified name.
         self._own: set[tuple[str, str]] = set()
-        self._own_methods: set[tuple[str, str]] = set()
 
     def add_function(self, fn: types.FunctionType) -> None:
         """Note what a function reads."""
@@ -135,8 +130,6 @@ class Readers:
             self.of_any = True
         elif reads.of_own and owner is not None:
             self._own.add(owner)
-            if reads.methods:
-                self._own_methods.add(owner)
 
     def add_method(self, cls: type, fn: Any) -> None:
         """Note that a class has a function as its method, which may have been defined for another class."""
@@ -158,10 +151,6 @@ class Readers:
     def may_read_all_of(self, cls: type) -> bool:
         """Whether attributes of a class's objects may be read that code has no names for."""
         return self.of_any or any(_named(base) in self._own for base in cls.__mro__)
-
-    def may_read_methods_of(self, cls: type) -> bool:
-        """Whether methods of a class's objects may be read that code has no names for."""
-        return any(_named(base) in self._own_methods for base in cls.__mro__)
 
 
 def _class_of_method(fn: types.FunctionType) -> tuple[str, str] | None:
@@ -226,9 +215,9 @@ def _read_by_builtin(code: Sequence[dis.Instruction], index: int, own: str | Non
         return _ANY
     if name == "getattr" and len(arguments) > 1 and _is_name(arguments[1]):
         return _NOTHING  # it is among the texts of the code
-    if arguments[0] is None or own is None or _variables(arguments[0])[:1] != (own,):
-        return _ANY
-    return _OWN if name == "vars" else _OWN_WITH_METHODS
+    # What `getattr` and `dir` find may be a method, which reads what it likes.
+    is_own = arguments[0] is not None and own is not None and _variables(arguments[0])[:1] == (own,)
+    return _OWN if name == "vars" and is_own else _ANY
 
 
 def _is_name(one: dis.Instruction | None) -> bool:

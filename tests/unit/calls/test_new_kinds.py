@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -219,3 +220,28 @@ def test_dynamic_shapes_below_torch_compile(device: torch.device, clock: Clock) 
     assert counts.captures - before[0] <= limits.LIMITS.single_kinds + 1, str(pygraph.explain())
     functions = [function for replay in live.CALLABLES for function in replay.functions()]
     assert max(function.cache_info().hits for function in functions) - before[1] >= 3
+
+
+@dataclasses.dataclass
+class State:
+    """A state that a step takes and returns, with a log that grows."""
+
+    step: int
+    hidden: torch.Tensor
+    log: list[float]
+
+
+def test_objects_made_anew_with_a_list_that_grows_are_given_up(device: torch.device) -> None:
+    def step(x: torch.Tensor, state: State) -> State:
+        hidden = (x + state.hidden).tanh()
+        return dataclasses.replace(state, step=state.step + 1, hidden=hidden, log=[*state.log, float(state.step)])
+
+    fast = pygraph.jit(step)
+    ours = eagers = State(0, torch.zeros(3, device=device), [])
+    for _ in range(24):
+        x = torch.randn(3, device=device)
+        ours, eagers = fast(x, ours), step(x, eagers)
+        torch.testing.assert_close(ours.hidden, eagers.hidden)
+        assert (ours.step, ours.log) == (eagers.step, eagers.log)
+    waited = [note for note in fast.explain().to_dict()["fallbacks"] if "seldom come again" in note["reason"]]
+    assert sum(note["count"] for note in waited) >= 8

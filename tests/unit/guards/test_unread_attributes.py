@@ -160,9 +160,6 @@ class Buffer:
     def by_vars(self) -> float:
         return vars(self)[NAME]
 
-    def by_getattr(self) -> float:
-        return getattr(self, NAME, 0.0)
-
     def by_method(self) -> float:
         return getattr(self, "ra" + "te")()
 
@@ -264,7 +261,6 @@ class Reader:
 OWN: dict[str, Callable[[Reader], float]] = {
     "__dict__": lambda self: self.buffer.by_dict(),
     "vars": lambda self: self.buffer.by_vars(),
-    "getattr": lambda self: self.buffer.by_getattr(),
     "getattr by a constant": lambda self: getattr(self.buffer, "scale", 0.0),
     "a text": Reader.print_progress,
     "a dict's copy": lambda self: {"scale": self.buffer.scale}.copy()["scale"],

@@ -22,7 +22,7 @@ from pygraph.guards.code import CodeGuards
 from pygraph.guards.contents import Contents
 from pygraph.guards.dicts import DictGuard
 from pygraph.guards.generated_check import generate_check
-from pygraph.guards.locations import Item, Location, Variable
+from pygraph.guards.locations import FEW_ITEMS, Item, Location, Variable
 from pygraph.guards.report_names import entry_name, join
 from pygraph.guards.storage import stored_in_cell, stored_item, stored_length, underlying
 from pygraph.guards.tensor_hooks import TensorHooks
@@ -243,10 +243,6 @@ def _is_mode(key: Any, expected: Any) -> bool:
     return (key == "training" and issubclass(type(expected), bool)) or issubclass(type(expected), torch.nn.Module)
 
 
-_FEW_ITEMS = 64
-"""A container with more items is no input of a graph, which would take each of them."""
-
-
 def _holds_tensors(*containers: Any) -> bool:
     """Whether values are containers of one kind that hold few tensors, and else only numbers and texts."""
     kinds = {type(one) for one in containers}
@@ -255,7 +251,7 @@ def _holds_tensors(*containers: Any) -> bool:
     for container in containers:
         leaves = pytree.tree_leaves(container)
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-        if not 0 < len(leaves) <= _FEW_ITEMS or not all(isinstance(one, (torch.Tensor, *IMMUTABLE)) for one in leaves):
+        if not 0 < len(leaves) <= FEW_ITEMS or not all(isinstance(one, (torch.Tensor, *IMMUTABLE)) for one in leaves):
             return False
         if not tensors or any(tensor.is_leaf and tensor.requires_grad for tensor in tensors):
             return False  # parameters are what they are, in whatever list

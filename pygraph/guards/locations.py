@@ -154,8 +154,8 @@ class Items(Location):
         return isinstance(other, Items) and other.container is self.container
 
 
-_FEW_ITEMS = 64
-"""A list or a deque with more items is no input of a graph, which would take each of them."""
+FEW_ITEMS = 64
+"""A container with more items is no input of a graph, which would take each of them."""
 
 _CONTAINERS = (list, dict, set, tuple, collections.deque, np.ndarray)
 
@@ -172,7 +172,7 @@ def items_of(name: str, container: Any, before: Sequence[Any]) -> Items | None:
         The location; None if calls cannot take and return the items. Containers and objects among them would be others
         after a call, also for who refers to them elsewhere.
     """
-    if type(container) not in (list, collections.deque) or max(len(container), len(before)) > _FEW_ITEMS:
+    if type(container) not in (list, collections.deque) or max(len(container), len(before)) > FEW_ITEMS:
         return None
     leaves = [leaf for item in (*container, *before) for leaf in (item if type(item) is tuple else (item,))]
     if any(isinstance(leaf, _CONTAINERS) for leaf in leaves) or has_objects(leaves):

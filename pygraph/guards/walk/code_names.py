@@ -58,7 +58,7 @@ _OF_VARIABLES = frozenset(
 def looked_up(code: types.CodeType) -> set[str]:
     """Names that code and the functions defined in it look up, in globals or as attributes."""
     names = set(code.co_names)
-    for inner in _functions_in(code):
+    for inner in functions_in(code):
         names |= looked_up(inner)
     return names
 
@@ -84,7 +84,7 @@ def variables_of(code: types.CodeType) -> set[str]:
         above = argument << 8 if operation == _EXTENDED else 0
         if operation in _OF_VARIABLES:
             names.add(code.co_names[argument >> 1 if operation == _LOAD_GLOBAL else argument])
-    return names.union(*map(variables_of, _functions_in(code)))
+    return names.union(*map(variables_of, functions_in(code)))
 
 
 def attributes_of_globals(code: types.CodeType) -> dict[str, set[str] | None]:
@@ -113,7 +113,7 @@ def attributes_of_globals(code: types.CodeType) -> dict[str, set[str] | None]:
             elif asked is not None:
                 asked.add(code.co_names[argument >> _OF_ATTRIBUTES[operation]])
         variable = code.co_names[argument >> 1] if operation == _LOAD_GLOBAL else None
-    for inner in map(attributes_of_globals, _functions_in(code)):
+    for inner in map(attributes_of_globals, functions_in(code)):
         for variable, asked in inner.items():
             known = found.setdefault(variable, set())
             found[variable] = None if known is None or asked is None else known | asked
@@ -133,7 +133,7 @@ def asks_of(code: types.CodeType, variable: str, name: str) -> bool:
     others = {b.argval for a, b in loads if a.argval == variable and b.opname.startswith("STORE_")}
     asks = {a.argval for a, b in loads if b.argval == name and b.opname in ("LOAD_ATTR", "LOAD_METHOD")}
     return not asks.isdisjoint({variable, *others}) or any(
-        asks_of(inner, variable, name) for inner in _functions_in(code)
+        asks_of(inner, variable, name) for inner in functions_in(code)
     )
 
 
@@ -169,12 +169,12 @@ def compares_identities(code: types.CodeType) -> bool:
         if operation == _IS and before not in _CONSTANT:
             return True
         before = before if operation == _CACHE else operation
-    return any(map(compares_identities, _functions_in(code)))
+    return any(map(compares_identities, functions_in(code)))
 
 
 def has_imports(code: types.CodeType) -> bool:
     """Whether code, or a function defined in it, imports anything."""
-    return _IMPORT in code.co_code[::2] or any(map(has_imports, _functions_in(code)))
+    return _IMPORT in code.co_code[::2] or any(map(has_imports, functions_in(code)))
 
 
 def is_called_by_interpreter(name: str) -> bool:
@@ -201,7 +201,7 @@ def texts_of(getter: operator.attrgetter[Any] | operator.methodcaller) -> set[st
 
 def has_class_patterns(code: types.CodeType) -> bool:
     """Whether code, or a function defined in it, matches classes, whose attributes have their names elsewhere."""
-    return _MATCH_CLASS in code.co_code[::2] or any(map(has_class_patterns, _functions_in(code)))
+    return _MATCH_CLASS in code.co_code[::2] or any(map(has_class_patterns, functions_in(code)))
 
 
 def is_making(name: str) -> bool:
@@ -209,12 +209,13 @@ def is_making(name: str) -> bool:
     return name in _MAKING
 
 
-def _functions_in(code: types.CodeType) -> Iterator[types.CodeType]:
+def functions_in(code: types.CodeType) -> Iterator[types.CodeType]:
+    """The code of the functions that are defined in code, but not of those in these."""
     return (constant for constant in code.co_consts if isinstance(constant, types.CodeType))
 
 
 def _texts(code: types.CodeType) -> set[str]:
     texts = {constant for constant in code.co_consts if isinstance(constant, str) and constant.isidentifier()}
-    for inner in _functions_in(code):
+    for inner in functions_in(code):
         texts |= _texts(inner)
     return texts

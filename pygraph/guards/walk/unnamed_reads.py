@@ -17,12 +17,12 @@ import opcode
 import re
 import sys
 import types
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Sequence, Set
 from typing import Any
 
 from pygraph.guards.packages import is_library
 from pygraph.guards.storage import stored_in_cell
-from pygraph.guards.walk.code_names import has_imports
+from pygraph.guards.walk.code_names import functions_in, has_imports
 
 # Attributes of an object with which all of its attributes can be read.
 _ATTRIBUTES = frozenset({"__dict__", "__getattribute__", "__getstate__", "__reduce__", "__reduce_ex__"})
@@ -101,7 +101,7 @@ def names_of_printed(code: types.CodeType) -> set[str]:
     names = {name for text in code.co_consts if isinstance(text, str) for name in names_in_fields(text)}
     if not (_PRINTING.isdisjoint(code.co_names) and _FORMATTING.isdisjoint(code.co_code[::2])):
         names |= _OF_PRINTED
-    return names.union(*map(names_of_printed, _functions_in(code)))
+    return names.union(*map(names_of_printed, functions_in(code)))
 
 
 def names_in_fields(text: str) -> set[str]:
@@ -187,7 +187,7 @@ def _reads(code: types.CodeType, own: str | None) -> UnnamedReads:
         for index, one in enumerate(instructions):
             if isinstance(one.argval, str) and one.argval in _NAMES:
                 found |= _read(instructions, index, own)
-    for inner in _functions_in(code):
+    for inner in functions_in(code):
         found |= _reads(inner, own if own in inner.co_freevars else None)
     return found
 
@@ -253,7 +253,3 @@ def _variables(one: dis.Instruction) -> tuple[str, ...]:
         return ()
     held: Any = one.argval
     return tuple[str, ...](held) if isinstance(held, tuple) else (held,)
-
-
-def _functions_in(code: types.CodeType) -> Iterator[types.CodeType]:
-    return (constant for constant in code.co_consts if isinstance(constant, types.CodeType))
